@@ -1,0 +1,1 @@
+"""Mathematics on tensors; knows torch, the networks and the data, and nothing else of ours."""

@@ -1,0 +1,198 @@
+"""Action distributions as plain values of tensors: they compile, and they never build a Python graph of their own.
+
+An action here is what the log-probability is defined on (the *raw* action); `nets/actor_critic.py` turns it into what
+the env takes. Scaling to the env's bounds is a constant factor that cancels in every ratio, so it is left out.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+_LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+# Expectations under a normal by 16-point Gauss-Hermite quadrature; the nodes are symmetric, so half of them are kept.
+_NODES, _WEIGHTS = (half[8:].tolist() for half in np.polynomial.hermite.hermgauss(16))
+
+
+class Distribution(Protocol):
+    """A batch of action distributions; sums over action dimensions are already taken."""
+
+    def sample(self, generator: Generator | None) -> Tensor:
+        """A raw action each: `[B, A]`, or `[B]` for one discrete choice."""
+
+    def mode(self) -> Tensor:
+        """The most likely raw action (for a squashed Gaussian, the squashed mean)."""
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """Log-density or log-probability of raw actions, `[B]`."""
+
+    def entropy(self) -> Tensor:
+        """Entropy, `[B]`."""
+
+
+@dataclass(slots=True)
+class Gaussian:
+    """Diagonal normal."""
+
+    mean: Tensor  # [B, A]
+    log_std: Tensor  # [B, A] or [A]
+
+    def sample(self, generator: Generator | None) -> Tensor:
+        """Mean plus scaled noise."""
+        noise = torch.empty_like(self.mean).normal_(generator=generator)
+        return torch.addcmul(self.mean, noise, self.log_std.exp())
+
+    def mode(self) -> Tensor:
+        """The mean."""
+        return self.mean
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """Sum of the dimensions' log-densities."""
+        z = (action - self.mean) * (-self.log_std).exp()
+        return (-0.5 * z * z - self.log_std - _LOG_SQRT_2PI).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """Closed form."""
+        return (self.log_std + (0.5 + _LOG_SQRT_2PI)).expand_as(self.mean).sum(-1)
+
+
+@dataclass(slots=True)
+class TanhGaussian:
+    """A diagonal normal squashed into (-1, 1). The raw action is the one before tanh, so no inverse is ever taken."""
+
+    mean: Tensor  # [B, A]
+    log_std: Tensor  # [B, A] or [A]
+
+    def sample(self, generator: Generator | None) -> Tensor:
+        """A sample before squashing."""
+        return Gaussian(self.mean, self.log_std).sample(generator)
+
+    def mode(self) -> Tensor:
+        """The mean before squashing."""
+        return self.mean
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """Normal log-density less the log-derivative of tanh."""
+        return Gaussian(self.mean, self.log_std).log_prob(action) - _log_tanh_slope(action).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """Normal entropy plus E[log tanh'], by Gauss-Hermite quadrature: no sampling noise in the bonus."""
+        std = self.log_std.exp()
+        expected = torch.zeros_like(self.mean)
+        for node, weight in zip(_NODES, _WEIGHTS, strict=True):
+            offset = math.sqrt(2.0) * node * std
+            slope = _log_tanh_slope(self.mean + offset) + _log_tanh_slope(self.mean - offset)
+            expected = expected + (weight / math.sqrt(math.pi)) * slope
+        return Gaussian(self.mean, self.log_std).entropy() + expected.sum(-1)
+
+
+@dataclass(slots=True)
+class Beta:
+    """Independent Beta distributions on (0, 1) with both parameters above 1, so that each has one mode."""
+
+    alpha: Tensor  # [B, A]
+    beta: Tensor  # [B, A]
+
+    def sample(self, generator: Generator | None) -> Tensor:
+        """A ratio of gamma samples, kept off the ends where the density has no gradient."""
+        a = torch._standard_gamma(self.alpha, generator=generator)
+        b = torch._standard_gamma(self.beta, generator=generator)
+        return (a / (a + b)).clamp(1e-6, 1 - 1e-6)
+
+    def mode(self) -> Tensor:
+        """The peak."""
+        return (self.alpha - 1) / (self.alpha + self.beta - 2)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """Sum of the dimensions' log-densities."""
+        kernel = (self.alpha - 1) * action.log() + (self.beta - 1) * torch.log1p(-action)
+        return (kernel - self._log_norm()).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """Closed form."""
+        total = self.alpha + self.beta
+        terms = (self.alpha - 1) * torch.digamma(self.alpha) + (self.beta - 1) * torch.digamma(self.beta)
+        return (self._log_norm() - terms + (total - 2) * torch.digamma(total)).sum(-1)
+
+    def _log_norm(self) -> Tensor:
+        return torch.lgamma(self.alpha) + torch.lgamma(self.beta) - torch.lgamma(self.alpha + self.beta)
+
+
+@dataclass(slots=True)
+class Categorical:
+    """One choice out of K."""
+
+    logits: Tensor  # [B, K], normalised: log-probabilities
+
+    def sample(self, generator: Generator | None) -> Tensor:
+        """The Gumbel-max trick: an argmax, so even broken logits cannot raise."""
+        noise = torch.empty_like(self.logits).exponential_(generator=generator)
+        return (self.logits - noise.log()).argmax(-1)
+
+    def mode(self) -> Tensor:
+        """The likeliest choice."""
+        return self.logits.argmax(-1)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """Look-up."""
+        return self.logits.gather(-1, action[..., None]).squeeze(-1)
+
+    def entropy(self) -> Tensor:
+        """Closed form."""
+        return -(self.logits.exp() * self.logits).sum(-1)
+
+
+@dataclass(slots=True)
+class MultiCategorical:
+    """Several independent choices, of different sizes."""
+
+    parts: list[Categorical]
+
+    def sample(self, generator: Generator | None) -> Tensor:
+        """`[B, A]`, one choice a column."""
+        return torch.stack([part.sample(generator) for part in self.parts], -1)
+
+    def mode(self) -> Tensor:
+        """The likeliest choice a column."""
+        return torch.stack([part.mode() for part in self.parts], -1)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """Sum over the choices."""
+        return torch.stack([part.log_prob(action[..., i]) for i, part in enumerate(self.parts)]).sum(0)
+
+    def entropy(self) -> Tensor:
+        """Sum over the choices."""
+        return torch.stack([part.entropy() for part in self.parts]).sum(0)
+
+
+@dataclass(slots=True)
+class Bernoulli:
+    """Independent coins."""
+
+    logits: Tensor  # [B, A]
+
+    def sample(self, generator: Generator | None) -> Tensor:
+        """0 or 1 a column."""
+        noise = torch.empty_like(self.logits).uniform_(generator=generator)
+        return (noise < self.logits.sigmoid()).long()
+
+    def mode(self) -> Tensor:
+        """The likelier face."""
+        return (self.logits > 0).long()
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """Sum over the coins."""
+        return -F.softplus(torch.where(action.bool(), -self.logits, self.logits)).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """Closed form."""
+        return (F.softplus(self.logits) - self.logits * self.logits.sigmoid()).sum(-1)
+
+
+def _log_tanh_slope(x: Tensor) -> Tensor:
+    """log(1 - tanh(x)^2), without the cancellation."""
+    return 2.0 * (math.log(2.0) - x - F.softplus(-2.0 * x))

@@ -1,0 +1,94 @@
+"""Running statistics of observations and returns. They live in modules as buffers, so a checkpoint carries its own."""
+
+import torch
+from torch import Tensor, nn
+
+
+class RunningMoments(nn.Module):
+    """Mean and variance of a stream of batches (Chan et al. 1983), in float64."""
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, shape: tuple[int, ...] = ()):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    @torch.no_grad()
+    def update(self, batch: Tensor) -> None:
+        """Take in a batch `[*, *shape]`."""
+        flat = batch.reshape(-1, *self.mean.shape).double()
+        var, mean = torch.var_mean(flat, 0, correction=0)
+        count = self.count + len(flat)
+        delta = mean - self.mean
+        share = len(flat) / count
+        # While count is 0 the initial variance has no weight.
+        self.var.copy_(self.var * (1 - share) + var * share + delta * delta * share * (1 - share))
+        self.mean.add_(delta * share)
+        self.count.copy_(count)
+
+
+class ObsNormalizer(nn.Module):
+    """`(x - mean) / std`, clipped, for every key that is not an image; the identity before the first update."""
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]], *, clip: float):
+        super().__init__()
+        self.clip = clip
+        # A module name may not hold a dot, an observation key may.
+        self._names = {key: f"key_{i}" for i, key in enumerate(shapes)}
+        self.moments = nn.ModuleDict({self._names[key]: RunningMoments(shape) for key, shape in shapes.items()})
+        for key, shape in shapes.items():
+            # float32 copies of what every step needs: no float64 arithmetic on the way to the network.
+            self.register_buffer(f"{self._names[key]}_shift", torch.zeros(shape))
+            self.register_buffer(f"{self._names[key]}_scale", torch.ones(shape))
+
+    def forward(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Normalise the keys that have statistics and pass the others on."""
+        return {key: self._normalize(key, x) if key in self._names else x for key, x in obs.items()}
+
+    def _normalize(self, key: str, x: Tensor) -> Tensor:
+        name = self._names[key]
+        return ((x - getattr(self, f"{name}_shift")) * getattr(self, f"{name}_scale")).clamp(-self.clip, self.clip)
+
+    @torch.no_grad()
+    def update(self, obs: dict[str, Tensor]) -> None:
+        """Take in raw observations `[*, *shape]`."""
+        for key, name in self._names.items():
+            moments = self.moments[name]
+            assert isinstance(moments, RunningMoments)
+            moments.update(obs[key])
+            getattr(self, f"{name}_shift").copy_(moments.mean)
+            getattr(self, f"{name}_scale").copy_((moments.var + 1e-8).rsqrt())
+
+
+class RewardNormalizer(nn.Module):
+    """Divides rewards by the running deviation of the discounted return of each env."""
+
+    running: Tensor
+
+    def __init__(self, num_envs: int, *, clip: float):
+        super().__init__()
+        self.clip = clip
+        self.moments = RunningMoments()
+        self.register_buffer("running", torch.zeros(num_envs, dtype=torch.float64))
+
+    @torch.no_grad()
+    def forward(self, reward: Tensor, *, ended: Tensor, discount: Tensor | float) -> Tensor:
+        """Take in the rewards `[T, N]` of a rollout, then scale them.
+
+        `discount` is gamma, or `[T, N]` of gamma ** duration.
+        """
+        returns = torch.empty(reward.shape, dtype=torch.float64, device=reward.device)
+        decay = torch.as_tensor(discount, dtype=torch.float64, device=reward.device).expand_as(reward)
+        running = self.running
+        reward64, keep = reward.double(), ~ended
+        for t in range(len(reward)):
+            returns[t] = running * decay[t] + reward64[t]
+            running = returns[t] * keep[t]
+        self.running.copy_(running)
+        self.moments.update(returns)
+        scaled = reward64 * (self.moments.var + 1e-8).rsqrt()
+        return scaled.clamp(-self.clip, self.clip).to(reward.dtype)

@@ -1,0 +1,22 @@
+"""Learning rates over the course of a run."""
+
+import math
+
+
+def scheduled(schedule: str, initial: float, progress: float) -> float:
+    """The learning rate at `progress` (0 at the start, 1 at the end); an adaptive one is the learner's own business."""
+    if schedule == "linear":
+        return initial * (1.0 - progress)
+    if schedule == "cosine":
+        # Down to a tenth: the tail of a cosine to zero would spend a fifth of the run hardly learning.
+        return initial * (0.1 + 0.45 * (1.0 + math.cos(math.pi * progress)))
+    return initial
+
+
+def adapted(learning_rate: float, kl: float, desired_kl: float) -> float:
+    """Follow the measured KL: 1.5 times less when it is above twice the desired one, more when below half of it."""
+    if kl > 2.0 * desired_kl:
+        return max(1e-5, learning_rate / 1.5)
+    if kl < 0.5 * desired_kl:
+        return min(1e-2, learning_rate * 1.5)
+    return learning_rate

@@ -1,0 +1,188 @@
+"""The commands: parse, call one function, print. No logic."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import proxima
+from proxima.config import SECTIONS, all_options, find_option, option_names
+from proxima.errors import ProximaError, UsageError
+from proxima.options import Option, nearest
+
+_RESUME_ALIASES = ("--resume-from", "--resume", "--checkpoint")
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors on one line, and the nearest flag for an unknown one."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing the usage."""
+        raise UsageError(f"{message}. See {self.prog} --help.")
+
+    def parse_strictly(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parse; flags may be written with dashes or underscores."""
+        dashed = [
+            a.split("=", 1)[0].replace("_", "-") + a[len(a.split("=", 1)[0]) :] if a.startswith("--") else a
+            for a in argv
+        ]
+        arguments, unknown = self.parse_known_args(dashed)
+        if unknown:
+            flag = unknown[0].split("=", 1)[0]
+            flags = [f"--{name.replace('_', '-')}" for name in (*option_names(), "config", *_names(_RESUME_ALIASES))]
+            what = "flag" if flag.startswith("-") else "argument"
+            hint = nearest(flag, flags) if what == "flag" else ""
+            raise UsageError(f"unknown {what} {flag}.{hint} See {self.prog} {arguments.command} --help.")
+        return arguments
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; errors of use are one line and exit code 2."""
+    try:
+        arguments = _parser().parse_strictly(sys.argv[1:] if argv is None else argv)
+        return arguments.function(arguments)
+    except ProximaError as error:
+        print(f"proxima: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("proxima: interrupted.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `proxima envs | head`
+        sys.stderr.close()
+        return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="proxima", description="Trains PPO agents: exact, fast and readable.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"proxima {proxima.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+
+    train = commands.add_parser(
+        "train",
+        help="train a policy",
+        description="Train a policy. Options come from defaults, then the config file, then flags.",
+        allow_abbrev=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
+    )
+    train.add_argument("--config", metavar="FILE", help="YAML file with options, such as configs/halfcheetah.yaml")
+    train.add_argument(
+        *_RESUME_ALIASES,
+        dest="resume_from",
+        metavar="PATH",
+        help="go on from a checkpoint or the newest one of a run, with its options; --total-timesteps may be raised",
+    )
+    for section, cls in SECTIONS.items():
+        group = train.add_argument_group(f"{section}: {cls.__doc__}")
+        for option in all_options().values():
+            if option.section == section:
+                _add_flag(group, option)
+    train.set_defaults(function=_train)
+
+    resume = commands.add_parser("resume", help="go on with a run from its newest checkpoint", allow_abbrev=False)
+    resume.add_argument("run", help="run folder or checkpoint folder")
+    resume.add_argument("--total-timesteps", help="train to this many env steps instead")
+    resume.set_defaults(function=_resume)
+
+    evaluate = commands.add_parser("evaluate", help="run episodes of a trained policy", allow_abbrev=False)
+    evaluate.add_argument("path", help="run folder or checkpoint folder")
+    evaluate.add_argument("--env", help="another env id than the policy was trained on")
+    evaluate.add_argument("--episodes", type=int, default=20)
+    evaluate.add_argument("--seed", type=int, default=0)
+    evaluate.add_argument("--stochastic", action="store_true", help="sample actions instead of taking the mode")
+    evaluate.set_defaults(function=_evaluate)
+
+    envs = commands.add_parser("envs", help="list what can be trained, and by which back end", allow_abbrev=False)
+    envs.add_argument("filter", nargs="?", default="", help="show only ids that contain this")
+    envs.set_defaults(function=_envs)
+    return parser
+
+
+def _add_flag(group: Any, option: Option) -> None:
+    flags = [option.flag, *("--" + alias.replace("_", "-") for alias in option.aliases)]
+    default = " ".join(map(str, option.default)) if isinstance(option.default, list) else option.default
+    text = f"{option.help} (default: {default})".replace("%", "%%")
+    extra: dict[str, Any] = {"metavar": _metavar(option)}
+    if isinstance(option.default, bool):
+        extra |= {"nargs": "?", "const": "True"}
+    elif isinstance(option.default, list):
+        extra |= {"nargs": "+"}
+    group.add_argument(*flags, dest=option.name, default=argparse.SUPPRESS, help=text, **extra)
+
+
+def _metavar(option: Option) -> str:
+    if option.choices:
+        return "{" + ",".join(option.choices) + "}"
+    return "True|False" if isinstance(option.default, bool) else option.name.split("_")[-1].upper()
+
+
+def _names(flags: Sequence[str]) -> list[str]:
+    return [flag.removeprefix("--") for flag in flags]
+
+
+def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options that were given as flags, checked at once so that a bad one is named before anything is built."""
+    given = {name: value for name, value in vars(arguments).items() if name in all_options()}
+    for name, value in given.items():
+        option = find_option(name, source="flags")
+        option.parse(value, source=option.flag)
+    return given
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    overrides = _overrides(arguments)
+    if arguments.resume_from is not None and arguments.config is not None:
+        raise UsageError("--config and --resume-from exclude each other: a resume takes the options of its checkpoint.")
+    return _run_training(arguments.config, arguments.resume_from, overrides)
+
+
+def _resume(arguments: argparse.Namespace) -> int:
+    overrides = {} if arguments.total_timesteps is None else {"total_timesteps": arguments.total_timesteps}
+    return _run_training(None, arguments.run, overrides)
+
+
+def _run_training(config: str | None, resume_from: str | None, overrides: dict[str, Any]) -> int:
+    from rich.logging import RichHandler
+
+    from proxima.track.tracker import make_console
+    from proxima.training.trainer import train
+
+    console = make_console()
+    handler = RichHandler(console=console, show_time=False, show_path=False, markup=False)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    result = train(config, resume_from=resume_from, console=console, **overrides)
+    where = result.checkpoint or result.run_dir
+    print(f"run folder   {result.run_dir}")
+    print(f"final return {result.episode_return:,.1f} (mean of the last 100 training episodes)")
+    if result.checkpoint is not None:
+        print(f"evaluate     proxima evaluate {where}")
+        print(f"resume       proxima resume {result.run_dir} --total-timesteps {2 * result.global_step}")
+    print(f"TensorBoard  tensorboard --logdir {result.run_dir.parent}")
+    return 0
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    from proxima.evaluate.episodes import evaluate
+
+    evaluation = evaluate(
+        arguments.path,
+        env=arguments.env,
+        episodes=arguments.episodes,
+        seed=arguments.seed,
+        deterministic=not arguments.stochastic,
+    )
+    print(evaluation.text())
+    return 0
+
+
+def _envs(arguments: argparse.Namespace) -> int:
+    from proxima.envs.make import list_envs
+
+    rows = [row for row in list_envs() if arguments.filter.lower() in row.id.lower()]
+    if not rows:
+        raise UsageError(f"no env id contains {arguments.filter!r}: `proxima envs` lists all.")
+    width = max(len(row.id) for row in rows)
+    print(f"{'id':<{width}}  {'--vec-env-mode':<18}  status")
+    for row in rows:
+        print(f"{row.id:<{width}}  {', '.join(row.backends):<18}  {row.status}")
+    return 0

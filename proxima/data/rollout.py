@@ -1,0 +1,86 @@
+"""Storage of one iteration's experience, `[T, N]`, filled in place and reused."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Generator, Tensor
+
+
+class Rollout:
+    """What `T` steps of `N` envs gave. Observations are raw; row T is the one after the last step."""
+
+    def __init__(
+        self,
+        *,
+        num_steps: int,
+        num_envs: int,
+        obs: dict[str, Tensor],
+        action: Tensor,
+        device: torch.device,
+    ):
+        """`obs` and `action` are examples `[N, ...]` that give shapes and dtypes; float64 is kept as float32."""
+        self.num_steps, self.num_envs = num_steps, num_envs
+        self.obs = {
+            key: torch.zeros(num_steps + 1, *x.shape, dtype=_storage_dtype(x.dtype), device=device)
+            for key, x in obs.items()
+        }
+        self.action = torch.zeros(num_steps, *action.shape, dtype=action.dtype, device=device)
+        self.reward = torch.zeros(num_steps, num_envs, device=device)
+        self.terminated = torch.zeros(num_steps, num_envs, dtype=torch.bool, device=device)
+        self.truncated = torch.zeros(num_steps, num_envs, dtype=torch.bool, device=device)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the final observations and carry the last observation over to row 0."""
+        self._final_obs: dict[str, list[Tensor]] = {key: [] for key in self.obs}
+        self._final_index: list[Tensor] = []
+        for x in self.obs.values():
+            x[0].copy_(x[-1])
+
+    def add_final(self, step: int, rows: Tensor, final_obs: dict[str, Tensor]) -> None:
+        """Keep the last observations of the episodes that were truncated in `rows` at `step`."""
+        self._final_index.append(step * self.num_envs + rows)
+        for key, kept in self._final_obs.items():
+            kept.append(final_obs[key][rows].to(self.obs[key]))
+
+    @property
+    def ended(self) -> Tensor:
+        """`[T, N]` bool."""
+        return self.terminated | self.truncated
+
+    @property
+    def size(self) -> int:
+        """Number of transitions."""
+        return self.num_steps * self.num_envs
+
+    @property
+    def final_index(self) -> Tensor:
+        """`[K]`, where in the flattened rollout the truncated episodes ended."""
+        if not self._final_index:
+            return torch.zeros(0, dtype=torch.long, device=self.reward.device)
+        return torch.cat(self._final_index).to(self.reward.device)
+
+    def bootstrap_obs(self) -> dict[str, Tensor]:
+        """`[N + K, ...]`: the observations after the rollout, then the final ones of truncated episodes."""
+        return {key: torch.cat((x[-1], *self._final_obs[key])) for key, x in self.obs.items()}
+
+    def flat_obs(self) -> dict[str, Tensor]:
+        """`[T * N, ...]` of the acted-on observations, a view."""
+        return {key: x[:-1].flatten(0, 1) for key, x in self.obs.items()}
+
+
+def minibatch_indices(size: int, num_minibatches: int, generator: Generator) -> Iterator[Tensor]:
+    """Every index of `range(size)` once, shuffled, in parts whose sizes differ by at most one."""
+    order = torch.randperm(size, generator=generator, device=generator.device)
+    yield from order.tensor_split(num_minibatches)
+
+
+def _storage_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype.is_floating_point else dtype
+
+
+def rollout_bytes(rollout: Rollout) -> int:
+    """Memory of the storage, for the log."""
+    tensors = [*rollout.obs.values(), rollout.action, rollout.reward, rollout.terminated, rollout.truncated]
+    return sum(math.prod(x.shape) * x.element_size() for x in tensors)

@@ -1,0 +1,99 @@
+"""The contract that every vector environment keeps, whatever runs behind it.
+
+Not here: any back end, and the choice between them (`make.py`).
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from gymnasium import spaces
+from torch import Tensor, device
+
+Obs = dict[str, Tensor]
+"""One tensor `[N, *shape]` a key, in the env's own dtype (float64 for MuJoCo, uint8 for images)."""
+
+
+@dataclass(slots=True)
+class Episodes:
+    """Undiscounted return and length of the episodes that ended in a step, whole `[N]` tensors: no gather, no sync.
+
+    Only the rows where `Step.ended` is true count; the others hold the running sums of episodes still in flight.
+    """
+
+    return_: Tensor  # [N] float64
+    length: Tensor  # [N] int64, in env steps
+
+
+@dataclass(slots=True)
+class Step:
+    """What one vector step gave. The tensors may be reused by the next call: read or copy them before it."""
+
+    obs: Obs
+    """What the policy acts on next. Where an episode ended, this is already the next episode's first observation."""
+    reward: Tensor
+    """[N] float64."""
+    terminated: Tensor
+    """[N] bool: the task itself ended; the future is worth nothing."""
+    truncated: Tensor
+    """[N] bool: a time limit (or a lost worker) cut the episode; the future is worth V(final observation)."""
+    final_obs: Obs | None
+    """Last observation of the ended episodes. Rows where nothing ended are arbitrary; None if nothing ended at all."""
+    episodes: Episodes
+    duration: Tensor | None = None
+    """[N] int64: env steps for which the action was held; None means 1 everywhere."""
+    aux: dict[str, Tensor] = field(default_factory=dict)
+    """Tensors for a second learner."""
+
+    @property
+    def ended(self) -> Tensor:
+        """[N] bool: the episode is over, for either reason."""
+        return self.terminated | self.truncated
+
+
+class VecEnv(ABC):
+    """`num_envs` copies of one environment, stepped together, with same-step autoreset."""
+
+    num_envs: int
+    observation_space: spaces.Dict
+    """Of one env, always a flat Dict of Box; a plain Box observation is `{"obs": Box}`."""
+    action_space: spaces.Space
+    """Of one env: Box, Discrete, MultiDiscrete or MultiBinary."""
+    device: device
+    step_seconds: float | None
+    """Simulated seconds of one env step, None where the env has no notion of time."""
+
+    @abstractmethod
+    def reset(self, seed: int | None = None) -> Obs:
+        """Start a new episode in every env. Env i is seeded with `seed + i`; with None the generators go on."""
+
+    @abstractmethod
+    def step(self, action: Tensor) -> Step:
+        """Apply one action an env.
+
+        Box: float32 `[N, A]`, A the flattened size, in the env's own units, within the bounds; Discrete: int64 `[N]`
+        counted from 0; MultiDiscrete and MultiBinary: int64 `[N, A]`, counted from 0.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free processes and memory. Calling it twice is harmless."""
+
+    def counters(self) -> dict[str, int]:
+        """Cumulative counts that go to the metrics of every iteration, such as restarted workers."""
+        return {}
+
+
+@runtime_checkable
+class ExactState(Protocol):
+    """A vector env whose whole state can be taken and put back: a resume on it is bit-exact.
+
+    The state is made of dicts, lists, tensors, numbers, strings and bytes only, and holds everything: physics,
+    generators, step counters, episode statistics in flight and the last observation.
+    """
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything needed to go on exactly, copied."""
+
+    def set_state(self, state: dict[str, Any]) -> dict[str, Tensor]:
+        """Put a state back and return the observation that the policy acts on next."""

@@ -1,0 +1,149 @@
+"""Which Gymnasium ids exist, which of them can be trained, and the nearest one to a mistyped id.
+
+Nothing is constructed here: everything is decided from Gymnasium's registry and from which packages can be imported.
+"""
+
+import difflib
+import importlib
+import importlib.util
+import re
+import sys
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
+
+from proxima.errors import UsageError
+
+# Entry points that only raise: mujoco-py's old ids and the shims for old Gym.
+_DEAD_ENTRY_POINTS = ("_raise_mujoco_py_error", "_raise_shimmy_error")
+# Gymnasium's functional envs need JAX and are shown nowhere else either.
+_FUNCTIONAL_NAMESPACES = ("phys2d", "tabular")
+
+
+@dataclass(frozen=True, slots=True)
+class EnvListing:
+    """One line of the table of environments."""
+
+    id: str
+    backends: tuple[str, ...]
+    """What `--vec-env-mode` may be for it, the best first."""
+    missing: str | None
+    """The command that installs what it needs, None where it is installed."""
+    newest: bool
+    """Whether no higher version of it is registered."""
+
+    @property
+    def status(self) -> str:
+        """ "installed", or the command that makes it so."""
+        return self.missing or "installed"
+
+
+def is_dead(spec: EnvSpec) -> bool:
+    """Whether the id is registered only to say that it is gone."""
+    return getattr(spec.entry_point, "__name__", "") in _DEAD_ENTRY_POINTS
+
+
+def _base_name(env_id: str) -> str:
+    return re.sub(r"-v\d+$", "", env_id)
+
+
+def _version(env_id: str) -> int:
+    match = re.search(r"-v(\d+)$", env_id)
+    return int(match[1]) if match else -1
+
+
+def live_ids() -> list[str]:
+    """Every registered id that can be built."""
+    return [
+        env_id
+        for env_id, spec in gym.registry.items()
+        if not is_dead(spec) and spec.namespace not in _FUNCTIONAL_NAMESPACES
+    ]
+
+
+def newest_version(env_id: str) -> str | None:
+    """The id of the highest live version of the same env, None where there is no such env."""
+    name = _base_name(env_id)
+    return max((known for known in live_ids() if _base_name(known) == name), key=_version, default=None)
+
+
+def nearest_id(env_id: str) -> str | None:
+    """The id that was probably meant, None where nothing is near."""
+    by_name = {_base_name(known).lower(): known for known in live_ids()}
+    near = difflib.get_close_matches(_base_name(env_id).lower(), by_name, n=1, cutoff=0.6)
+    return newest_version(by_name[near[0]]) if near else None
+
+
+def find_spec(env_id: str) -> EnvSpec:
+    """The spec of a registered id, also in Gymnasium's `module:EnvId` form; no version means the newest.
+
+    Raises:
+        UsageError: the module cannot be imported, or there is no such id; the nearest one is named.
+    """
+    module, _, name = env_id.rpartition(":")
+    if module:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise UsageError(f"env {env_id!r}: cannot import the module {module!r}: {error}") from error
+    newest = newest_version(name)
+    spec = gym.registry.get(name)
+    if spec is None and _base_name(name) == name and newest is not None:
+        spec = gym.registry[newest]
+    if spec is not None and not is_dead(spec):
+        return spec
+    if newest is not None:
+        gone = spec is not None or _version(name) < _version(newest)
+        raise UsageError(f"env {name!r} {'is no longer supported' if gone else 'does not exist'}: use {newest!r}")
+    near = nearest_id(name)
+    advice = f"did you mean {near!r}?" if near else "`proxima envs` lists those that are."
+    if "/" in name or not near:
+        advice += f" For an env of another package, name its module too: 'package:{name}'."
+    raise UsageError(f"env {name!r} is not registered; {advice}")
+
+
+def with_kwargs(spec: EnvSpec, env_kwargs: Any) -> EnvSpec:
+    """A copy of the spec that carries the keywords; Gymnasium then copies them for each env it makes."""
+    return replace(spec, kwargs={**spec.kwargs, **dict(env_kwargs or {})})
+
+
+def import_gymnasium_mujoco() -> None:
+    """Import Gymnasium's MuJoCo package, also where imageio is not installed.
+
+    It imports imageio for the screenshot key of its window, which training never opens.
+    """
+    absent = "imageio" not in sys.modules and importlib.util.find_spec("imageio") is None
+    if absent:
+        sys.modules["imageio"] = ModuleType("imageio")
+    try:
+        importlib.import_module("gymnasium.envs.mujoco")
+    finally:
+        if absent:
+            del sys.modules["imageio"]
+
+
+def missing_package(spec: EnvSpec) -> str | None:
+    """The command that installs what an env needs, None where it is there; decided without importing it."""
+    entry_point = spec.entry_point
+    module = entry_point.split(":")[0] if isinstance(entry_point, str) else getattr(entry_point, "__module__", "")
+    if module.startswith("gymnasium.envs.box2d"):
+        return None if importlib.util.find_spec("Box2D") else 'pip install "proxima-rl[box2d]"'
+    package = "mujoco" if module.startswith("gymnasium.envs.mujoco") else module.split(".")[0]
+    if not package or package == "__main__" or importlib.util.find_spec(package):
+        return None
+    return f"pip install {package}"
+
+
+def list_envs() -> list[EnvListing]:
+    """Every registered id that can be trained, by name, the newest version of each first."""
+    from proxima.envs.make import batch_refusal
+
+    listings = []
+    for env_id in live_ids():
+        backends = ("sync", "async") if batch_refusal(env_id, None) else ("batch", "sync", "async")
+        missing = missing_package(gym.registry[env_id])
+        listings.append(EnvListing(env_id, backends, missing, newest=newest_version(env_id) == env_id))
+    return sorted(listings, key=lambda listing: (_base_name(listing.id).lower(), -_version(listing.id)))

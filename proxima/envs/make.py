@@ -1,0 +1,99 @@
+"""The only place that chooses a back end for an environment id."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from proxima.envs.base import VecEnv
+from proxima.envs.catalog import EnvListing, find_spec, list_envs, nearest_id
+from proxima.envs.env_group import Wrapper
+from proxima.errors import UsageError
+
+__all__ = ["MODES", "EnvListing", "batch_refusal", "find_spec", "list_envs", "make_env", "nearest_id"]
+
+MODES = ("auto", "batch", "sync", "async")
+
+
+def batch_refusal(env_id: str, env_kwargs: Mapping[str, Any] | None) -> str | None:
+    """Why the batch back end cannot serve an env, None where it can."""
+    from proxima.envs.mujoco_batch import why_not
+
+    return why_not(env_id, env_kwargs)
+
+
+def make_env(
+    env_id: str,
+    *,
+    num_envs: int = 1,
+    mode: str = "auto",
+    env_kwargs: Mapping[str, Any] | None = None,
+    max_episode_steps: int | None = None,
+    spread_episodes: bool = False,
+    num_threads: int | None = None,
+    num_workers: int | None = None,
+    wrappers: Sequence[Wrapper] = (),
+    max_failures: int | None = None,
+    step_timeout: float | None = 300.0,
+) -> VecEnv:
+    """Make `num_envs` copies of an environment as one vector env.
+
+    Args:
+        env_id: A registered Gymnasium id, also as `module:EnvId`.
+        num_envs: How many copies are stepped together.
+        mode: "batch" runs MuJoCo tasks on native threads, "sync" steps Gymnasium envs one after another in this
+            process, "async" in worker processes; "auto" is batch where that can serve, else sync. All three give the
+            same trajectories.
+        env_kwargs: Keywords of the env's constructor.
+        max_episode_steps: The time limit; None is the registered one.
+        spread_episodes: At every `reset()`, start the time limit of env i at i / `num_envs` of its length, so that
+            the episodes of a task that always runs to its time limit do not all end in the same step.
+        num_threads: Batch only: native threads; None is the available cores.
+        num_workers: Async only: processes; None is the available cores, at most `num_envs`.
+        wrappers: Gymnasium wrappers, applied in order; not with batch.
+        max_failures: Sync and async: how often an env may fail in a row, without one good step between, before
+            `EnvFailure` is raised.
+        step_timeout: Async only: seconds after which a worker that does not answer is killed and restarted; None
+            waits for ever.
+
+    Example:
+        >>> env = make_env("CartPole-v1", num_envs=4)
+        >>> obs = env.reset(seed=0)
+        >>> obs["obs"].shape
+        torch.Size([4, 4])
+    """
+    if mode not in MODES:
+        near = difflib.get_close_matches(str(mode), MODES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise UsageError(f"vec_env_mode is {mode!r}; it must be one of {', '.join(MODES)}{hint}")
+    spec = find_spec(env_id)
+    if mode in ("auto", "batch"):
+        refusal = "wrappers only run in sync and async mode" if wrappers else batch_refusal(spec.id, env_kwargs)
+        if refusal is None:
+            from proxima.envs.mujoco_batch import MujocoBatchEnv
+
+            return MujocoBatchEnv(
+                spec.id,
+                num_envs=num_envs,
+                env_kwargs=env_kwargs,
+                num_threads=num_threads,
+                max_episode_steps=max_episode_steps,
+                spread_episodes=spread_episodes,
+            )
+        if mode == "batch":
+            raise UsageError(f"env {spec.id!r} cannot run in batch mode: {refusal}; use sync or async")
+
+    from proxima.envs.gym_vec import MAX_FAILURES, SyncVecEnv
+
+    common: dict[str, Any] = {
+        "num_envs": num_envs,
+        "env_kwargs": env_kwargs,
+        "max_episode_steps": max_episode_steps,
+        "spread_episodes": spread_episodes,
+        "wrappers": wrappers,
+        "max_failures": MAX_FAILURES if max_failures is None else max_failures,
+    }
+    if mode == "async":
+        from proxima.envs.async_vec import AsyncVecEnv
+
+        return AsyncVecEnv(env_id, num_workers=num_workers, step_timeout=step_timeout, **common)
+    return SyncVecEnv(env_id, **common)

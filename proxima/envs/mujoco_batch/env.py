@@ -1,0 +1,189 @@
+"""The vector env that runs Gymnasium's MuJoCo tasks on batched physics, bit for bit as Gymnasium would.
+
+Not here: the tasks' arithmetic, and the physics.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import registry, spaces
+from gymnasium.utils import seeding
+from numpy.random import Generator
+from torch import Tensor
+
+from proxima.envs.base import Episodes, Obs, Step, VecEnv
+from proxima.envs.mujoco_batch.base import ALL
+from proxima.envs.mujoco_batch.physics import Array, BatchPhysics, ContactForcePhysics, Physics
+from proxima.envs.mujoco_batch.tasks import make_template
+from proxima.errors import UsageError
+
+NO_LIMIT = sys.maxsize
+
+
+class MujocoBatchEnv(VecEnv):
+    """`num_envs` copies of a Gymnasium MuJoCo task, stepped on `num_threads` native threads.
+
+    Args:
+        env_id: a registered id that `can_serve` accepts, such as `"HalfCheetah-v5"`.
+        num_envs: how many copies.
+        env_kwargs: keyword arguments of the Gymnasium env.
+        num_threads: None takes every core this process may use, but no more than there are envs.
+        max_episode_steps: time limit; None takes the registered one.
+        spread_episodes: cut the first episode of env i short, after the i-th part of the limit has been left out, so
+            that time limits of different envs do not fall on the same step ever after.
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        *,
+        num_envs: int,
+        env_kwargs: Mapping[str, Any] | None = None,
+        num_threads: int | None = None,
+        max_episode_steps: int | None = None,
+        spread_episodes: bool = False,
+    ) -> None:
+        for name, value in {
+            "num_envs": num_envs,
+            "num_threads": num_threads,
+            "max_episode_steps": max_episode_steps,
+        }.items():
+            if value is not None and value < 1:
+                raise UsageError(f"{name} must be at least 1, not {value}")
+        template, task = make_template(env_id, env_kwargs)
+        limit = max_episode_steps or registry[env_id].max_episode_steps or NO_LIMIT
+        if spread_episodes and limit == NO_LIMIT:
+            raise UsageError(f"spread_episodes needs a time limit, and {env_id} has none: give max_episode_steps")
+        self.env_id, self.num_envs = env_id, num_envs
+        self.action_space: spaces.Box = template.action_space
+        self.observation_space = spaces.Dict({"obs": template.observation_space})
+        self.device = torch.device("cpu")
+        self.step_seconds: float = float(template.dt)
+        self.max_episode_steps: int = limit
+        self._spread = spread_episodes
+
+        physics = ContactForcePhysics if task.needs_contact_forces(template) else BatchPhysics
+        self._physics: Physics = physics(
+            template.model,
+            num_envs=num_envs,
+            num_threads=min(num_threads or available_cores(), num_envs),
+            nstep=template.frame_skip,
+        )
+        self._task = task(template, self._physics)
+        template.close()
+
+        self._rngs: list[Generator] = []
+        self._obs = np.zeros((num_envs, *template.observation_space.shape))
+        self._length = np.zeros(num_envs, np.int64)  # steps taken in the running episode
+        self._allowed = np.full(num_envs, limit, np.int64)  # length at which it is truncated
+        self._return = np.zeros(num_envs)
+        self._never = torch.zeros(num_envs, dtype=torch.bool)
+        # Tensors over the arrays above, made once: nothing is allocated in a step in which no episode ends.
+        self._obs_tensor: Obs = {"obs": torch.from_numpy(self._obs)}
+        self._running = Episodes(torch.from_numpy(self._return), torch.from_numpy(self._length))
+        self._check_observation(template.observation_space.shape)
+
+    def reset(self, seed: int | None = None) -> Obs:
+        """Start a new episode in every env, as Gymnasium would with `reset(seed=seed + i)` in env i."""
+        if seed is not None or not self._rngs:
+            seeds = [None if seed is None else seed + i for i in range(self.num_envs)]
+            self._rngs = [seeding.np_random(one)[0] for one in seeds]
+        ids = np.arange(self.num_envs, dtype=np.int32)
+        self._restart(ids)
+        if self._spread:
+            self._allowed -= self.max_episode_steps * ids.astype(np.int64) // self.num_envs
+        return self._obs_tensor
+
+    def step(self, action: Tensor) -> Step:
+        """Apply one float32 action `[N, A]`; ended envs start anew within the same step."""
+        controls = np.ascontiguousarray(action.numpy(force=True), np.float32)
+        physics, task = self._physics, self._task
+        if controls.shape != physics.ctrl.shape:
+            raise ValueError(f"an action must have shape {physics.ctrl.shape}, not {controls.shape}")
+        if not self._rngs:
+            raise UsageError("call reset before the first step")
+        physics.ctrl[:] = controls
+        physics.step()
+        with np.errstate(over="ignore", invalid="ignore"):  # an unstable simulation shows in the numbers themselves
+            reward, terminated = task.evaluate(controls)
+            np.concatenate(task.observation(ALL), axis=1, out=self._obs)
+
+        self._length += 1
+        self._return += reward
+        truncated = self._length >= self._allowed
+        ended = truncated if terminated is None else truncated | terminated
+        final_obs, episodes = None, self._running
+        if ended.any():
+            final_obs = {"obs": torch.from_numpy(self._obs.copy())}
+            episodes = Episodes(torch.from_numpy(self._return.copy()), torch.from_numpy(self._length.copy()))
+            self._restart(ended.nonzero()[0].astype(np.int32))
+        return Step(
+            obs=self._obs_tensor,
+            reward=torch.from_numpy(reward),
+            terminated=self._never if terminated is None else torch.from_numpy(terminated),
+            truncated=torch.from_numpy(truncated),
+            final_obs=final_obs,
+            episodes=episodes,
+        )
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything needed to go on exactly, copied."""
+        return {
+            "env_id": self.env_id,
+            "physics": torch.from_numpy(self._physics.get_state()),
+            "last": torch.from_numpy(self._task.last.copy()),
+            "obs": torch.from_numpy(self._obs.copy()),
+            "length": torch.from_numpy(self._length.copy()),
+            "allowed": torch.from_numpy(self._allowed.copy()),
+            "return": torch.from_numpy(self._return.copy()),
+            # As text: the generators' integers have 128 bits.
+            "rngs": [json.dumps(rng.bit_generator.state) for rng in self._rngs],
+        }
+
+    def set_state(self, state: dict[str, Any]) -> Obs:
+        """Put a state back and return the observation that the policy acts on next."""
+        if state["env_id"] != self.env_id or state["obs"].shape != self._obs.shape:
+            raise UsageError(
+                f"a state of {state['env_id']} with observations {tuple(state['obs'].shape)} "
+                f"does not fit {self.env_id} with {self._obs.shape}"
+            )
+        self._physics.set_state(state["physics"].numpy())
+        self._task.last[:] = state["last"].numpy()
+        self._obs[:] = state["obs"].numpy()
+        self._length[:] = state["length"].numpy()
+        self._allowed[:] = state["allowed"].numpy()
+        self._return[:] = state["return"].numpy()
+        self._rngs = [np.random.Generator(np.random.PCG64(0)) for _ in state["rngs"]]
+        for rng, text in zip(self._rngs, state["rngs"], strict=True):
+            rng.bit_generator.state = json.loads(text)
+        return self._obs_tensor
+
+    def close(self) -> None:
+        """Free threads and memory. Calling it twice is harmless."""
+        self._physics.close()
+
+    def _restart(self, ids: Array) -> None:
+        """Begin new episodes in `ids` (int32, sorted), each from its own generator."""
+        starts = [self._task.start(self._rngs[i]) for i in ids]
+        self._physics.reset(ids, np.stack([qpos for qpos, _ in starts]), np.stack([qvel for _, qvel in starts]))
+        self._task.last[ids] = self._task.measure(ids)
+        self._obs[ids] = np.concatenate(self._task.observation(ids), axis=1)
+        self._length[ids] = 0
+        self._allowed[ids] = self.max_episode_steps
+        self._return[ids] = 0.0
+
+    def _check_observation(self, shape: tuple[int, ...]) -> None:
+        """A model file of another body can make Gymnasium observe more or less than its space says."""
+        size = sum(part.shape[1] for part in self._task.observation(ALL))
+        if (size,) != shape:
+            raise UsageError(f"{self.env_id} observes {size} numbers of this model, but its space says {shape}")
+
+
+def available_cores() -> int:
+    """Cores that this process may use, which can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

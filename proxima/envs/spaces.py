@@ -1,0 +1,193 @@
+"""Gymnasium spaces as flat arrays: which keys and shapes an observation has, and what an action looks like to the env.
+
+No torch here: worker processes import this file.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from proxima.errors import UsageError
+
+ONE_HOT = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One array of an observation: where it sits in the env's own observation, and the Box that it becomes."""
+
+    key: str
+    path: tuple[str | int, ...]
+    space: spaces.Space
+    box: spaces.Box
+
+
+def _leaves(space: spaces.Space, path: tuple[str | int, ...]) -> Iterator[Leaf]:
+    if isinstance(space, spaces.Dict):
+        for name, child in space.spaces.items():
+            yield from _leaves(child, (*path, name))
+        return
+    if isinstance(space, spaces.Tuple):
+        for index, child in enumerate(space.spaces):
+            yield from _leaves(child, (*path, index))
+        return
+    key = "/".join(str(part) for part in path) or "obs"
+    if isinstance(space, spaces.Box):
+        # A scalar observation becomes a vector of one, so that every array has a feature axis.
+        box = space if space.shape else spaces.Box(space.low.reshape(1), space.high.reshape(1), dtype=space.dtype)
+        yield Leaf(key, path, space, box)
+    elif isinstance(space, ONE_HOT):
+        yield Leaf(key, path, space, spaces.Box(0.0, 1.0, spaces.flatten_space(space).shape, np.float32))
+    else:
+        raise UsageError(
+            f"observation {key!r} is a {type(space).__name__} space ({space}), which has no fixed-size array form; "
+            "Box, Dict, Tuple, Discrete, MultiDiscrete and MultiBinary are supported: wrap the env so that it gives one"
+        )
+
+
+class ObservationLayout:
+    """The flat Dict of Box that an observation space becomes, and the way to write an observation into its arrays."""
+
+    def __init__(self, space: spaces.Space) -> None:
+        self.leaves = tuple(_leaves(space, ()))
+        keys = [leaf.key for leaf in self.leaves]
+        if not keys:
+            raise UsageError(f"the observation space {space} is empty: an env must give at least one array")
+        if len(set(keys)) < len(keys):
+            twice = sorted({key for key in keys if keys.count(key) > 1})
+            raise UsageError(f"observation keys clash after joining nested names with '/': {', '.join(twice)}")
+        self.space = spaces.Dict({leaf.key: leaf.box for leaf in self.leaves})
+
+    def write(self, obs: Any, arrays: list[np.ndarray], row: int) -> None:
+        """Put one env's observation into row `row` of the arrays, one array a leaf."""
+        for leaf, array in zip(self.leaves, arrays, strict=True):
+            value = obs
+            for part in leaf.path:
+                value = value[part]
+            if isinstance(leaf.space, ONE_HOT):
+                value = spaces.flatten(leaf.space, value)
+            elif np.shape(value) != leaf.space.shape:
+                # NumPy would broadcast a wrong shape without a word.
+                raise ValueError(
+                    f"observation {leaf.key!r} has shape {np.shape(value)}, its space says {leaf.space.shape}"
+                )
+            array[row] = value
+
+
+class ActionLayout:
+    """The array that holds one action an env in the env's own dtype and shape, and the way from the agent's form."""
+
+    def __init__(self, space: spaces.Space) -> None:
+        if not isinstance(space, (spaces.Box, *ONE_HOT)):
+            raise UsageError(
+                f"action space {space} ({type(space).__name__}) is not supported: "
+                "Box, Discrete, MultiDiscrete and MultiBinary are; wrap the env so that it takes one of those"
+            )
+        self.space = space
+        self.shape: tuple[int, ...] = space.shape
+        self.dtype: np.dtype = np.dtype(space.dtype)
+        self.start: Any = getattr(space, "start", 0)  # an int, or an array for MultiDiscrete
+        self.agent_shape: tuple[int, ...] = () if isinstance(space, spaces.Discrete) else (int(np.prod(space.shape)),)
+
+    def write(self, action: np.ndarray, out: np.ndarray) -> None:
+        """Put the agent's actions `[N, A]` (or `[N]`) into `out` `[N, *shape]`, shifted by the space's start."""
+        np.copyto(out, action.reshape(out.shape), casting="unsafe")
+        if np.any(self.start):
+            out += np.asarray(self.start, dtype=self.dtype)
+
+    def reader(self, actions: np.ndarray) -> Callable[[int], Any]:
+        """A function that takes one env's action out of `actions`, as its own copy: an env may keep it."""
+        if not self.shape:
+            return actions.__getitem__
+        return lambda row: actions[row].copy()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All that a vector env must know about one env to store what goes in and out."""
+
+    observation: ObservationLayout
+    action: ActionLayout
+    step_seconds: float | None
+
+
+def step_seconds(env: Any) -> float | None:
+    """Simulated seconds of one step: `dt` or `tau` of the env, else its frame rate, else None."""
+    inner = env.unwrapped
+    for name in ("dt", "tau"):
+        value = getattr(inner, name, None)
+        if isinstance(value, (int, float, np.floating)) and value > 0:
+            return float(value)
+    frames_per_second = (getattr(inner, "metadata", None) or {}).get("render_fps")
+    if isinstance(frames_per_second, (int, float)) and frames_per_second > 0:
+        return 1.0 / frames_per_second
+    return None
+
+
+def layout_of(env: Any) -> Layout:
+    """The layout of a Gymnasium env."""
+    return Layout(ObservationLayout(env.observation_space), ActionLayout(env.action_space), step_seconds(env))
+
+
+ALIGNMENT = 64  # bytes: no two arrays share a cache line
+
+
+@dataclass(slots=True)
+class Buffers:
+    """The arrays between envs and agent, over one block of memory that may be shared between processes.
+
+    Observations have two banks, written in turn: when a worker dies in the middle of a step, the observations that
+    the agent last saw are still whole in the other one.
+    """
+
+    obs: tuple[list[np.ndarray], list[np.ndarray]]
+    final_obs: list[np.ndarray]
+    action: np.ndarray
+    reward: np.ndarray  # [N] float64
+    terminated: np.ndarray  # [N] bool
+    truncated: np.ndarray  # [N] bool
+    restarts: np.ndarray  # [N] int64: how often the env has been replaced since its last seeded reset
+    failures: np.ndarray  # [N] int64: failures in a row, without one good step between
+
+    def rows(self, start: int, stop: int) -> "Buffers":
+        """The same arrays, seen from env `start` to `stop`."""
+
+        def cut(arrays: list[np.ndarray]) -> list[np.ndarray]:
+            return [array[start:stop] for array in arrays]
+
+        return Buffers(
+            (cut(self.obs[0]), cut(self.obs[1])),
+            cut(self.final_obs),
+            *cut([self.action, self.reward, self.terminated, self.truncated, self.restarts, self.failures]),
+        )
+
+
+def _array_specs(layout: Layout, num_envs: int) -> list[tuple[tuple[int, ...], np.dtype]]:
+    boxes = [leaf.box for leaf in layout.observation.leaves]
+    one_bank = [((num_envs, *box.shape), np.dtype(box.dtype)) for box in boxes]
+    rest = [((num_envs,), np.dtype(kind)) for kind in (np.float64, np.bool_, np.bool_, np.int64, np.int64)]
+    return [*one_bank * 3, ((num_envs, *layout.action.shape), layout.action.dtype), *rest]
+
+
+def _padded_bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
+    size = int(np.prod(shape)) * dtype.itemsize
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def buffer_bytes(layout: Layout, num_envs: int) -> int:
+    """How much memory the buffers of `num_envs` envs take."""
+    return sum(_padded_bytes(shape, dtype) for shape, dtype in _array_specs(layout, num_envs))
+
+
+def map_buffers(layout: Layout, num_envs: int, memory: Any) -> Buffers:
+    """Lay the arrays over `memory` (anything with a writable buffer); the same in every process that shares it."""
+    arrays, offset = [], 0
+    for shape, dtype in _array_specs(layout, num_envs):
+        arrays.append(np.ndarray(shape, dtype, buffer=memory, offset=offset))
+        offset += _padded_bytes(shape, dtype)
+    count = len(layout.observation.leaves)
+    banks = (arrays[:count], arrays[count : 2 * count])
+    return Buffers(banks, arrays[2 * count : 3 * count], *arrays[3 * count :])

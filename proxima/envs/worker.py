@@ -1,0 +1,139 @@
+"""A worker process of async mode, run as `python -m proxima.envs.worker FD`, and the few bytes it speaks.
+
+Observations, actions and rewards go through shared memory; the socket carries one byte a step each way. Nothing here
+imports torch: a worker starts in a fraction of a second and takes little memory.
+"""
+
+import contextlib
+import faulthandler
+import mmap
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import traceback
+from typing import Any
+
+# Parent to worker. A step is one byte that names the bank for the observations; a reset is followed by a frame.
+STEP = (b"0", b"1")
+RESET = b"r"
+QUIT = b"q"
+# Worker to parent. DONE stands alone, the others are followed by a frame.
+DONE = b"."
+DONE_WITH_EVENTS = b"e"  # list[Failure]
+READY = b"l"  # Layout
+REFUSED = b"u"  # (message of the UsageError, traceback)
+GAVE_UP = b"x"  # (message of the EnvFailure, list[Failure])
+
+_LENGTH = struct.Struct("<Q")
+
+
+def frame(payload: bytes) -> bytes:
+    """A payload of any length, as `receive_frame` reads it."""
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def receive(sock: socket.socket, size: int) -> bytes:
+    """Exactly `size` bytes.
+
+    Raises:
+        EOFError: the other side has gone.
+    """
+    data = bytearray()
+    while len(data) < size:
+        part = sock.recv(size - len(data))
+        if not part:
+            raise EOFError("the other side of the socket has gone")
+        data += part
+    return bytes(data)
+
+
+def receive_frame(sock: socket.socket) -> bytes:
+    """The payload of a frame."""
+    return receive(sock, _LENGTH.unpack(receive(sock, _LENGTH.size))[0])
+
+
+def _die_with_parent(fd: int) -> None:
+    """Wait for the parent to vanish, and leave at once: an env may be in the middle of an endless step."""
+    poller = select.poll()
+    poller.register(fd, 0)  # hang-up is always reported
+    poller.poll()
+    os._exit(0)
+
+
+def _build(sock: socket.socket) -> Any:
+    """Build the envs that the parent describes and share its memory, or tell it why not."""
+    # Here and not above: the signals are already ignored when these take their time.
+    import cloudpickle  # type: ignore[import-untyped]
+
+    from proxima.envs.env_group import EnvGroup
+    from proxima.envs.spaces import map_buffers
+    from proxima.errors import UsageError
+
+    order = pickle.loads(receive_frame(sock))
+    start, stop = order["start"], order["stop"]
+    try:
+        try:
+            recipe = pickle.loads(order["recipe"])
+        except Exception as error:
+            raise UsageError(
+                f"a worker cannot load the env ({type(error).__name__}: {error}); use sync mode, or move the env to a "
+                "module that can be imported"
+            ) from error
+        group = EnvGroup(recipe, start=start, stop=stop, max_failures=order["max_failures"])
+    except UsageError as error:
+        sock.sendall(REFUSED + frame(pickle.dumps((str(error), traceback.format_exc()))))
+        return None
+    sock.sendall(READY + frame(cloudpickle.dumps(group.layout)))
+    _, fds, _, _ = socket.recv_fds(sock, 1, 1)
+    if not fds:
+        raise EOFError("the other side of the socket has gone")
+    memory = mmap.mmap(fds[0], 0)
+    os.close(fds[0])
+    group.attach(map_buffers(group.layout, order["num_envs"], memory).rows(start, stop))
+    return group
+
+
+def _serve(sock: socket.socket) -> None:
+    from proxima.errors import EnvFailure
+
+    group = _build(sock)
+    while group is not None:
+        command = receive(sock, 1)
+        try:
+            if command == RESET:
+                group.reset(**pickle.loads(receive_frame(sock)))
+            elif command == QUIT:
+                group.close()
+                return
+            else:
+                group.step(STEP.index(command))
+        except EnvFailure as failure:
+            sock.sendall(GAVE_UP + frame(pickle.dumps((str(failure), group.take_events()))))
+            continue
+        if group.events:
+            sock.sendall(DONE_WITH_EVENTS + frame(pickle.dumps(group.take_events())))
+        else:
+            sock.sendall(DONE)
+
+
+def main() -> None:
+    """Serve the parent at the other end of the socket until it says so or vanishes."""
+    # Ctrl-C and a scheduler's SIGTERM reach the whole process group; the parent decides, and still needs its envs.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.enable()
+    fd = int(sys.argv[1])
+    sock = socket.socket(fileno=fd)
+    sock.set_inheritable(False)
+    threading.Thread(target=_die_with_parent, args=(fd,), daemon=True).start()
+    with contextlib.suppress(EOFError, ConnectionError):
+        _serve(sock)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""A trained policy in a few lines of a user's own script, without the trainer."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Generator
+
+from proxima import checkpoint
+from proxima.config import config_from_dict
+from proxima.errors import UsageError
+from proxima.nets.actor_critic import ActorCritic
+from proxima.nets.spec import Spec
+
+
+class LoadedPolicy:
+    """Acts on NumPy observations, one or a batch, with the normaliser statistics of its checkpoint."""
+
+    def __init__(self, policy: ActorCritic, *, seed: int = 0):
+        self.policy = policy.eval()
+        self.spec = policy.spec
+        self._generator = Generator().manual_seed(seed)
+
+    def act(self, obs: ArrayLike | Mapping[str, ArrayLike], *, deterministic: bool = True) -> NDArray:
+        """The action in the env's own units for one observation, or one a row for a batch `[B, ...]`."""
+        given = obs if isinstance(obs, Mapping) else {"obs": obs}
+        batched, tensors = True, {}
+        for key, spec in self.spec.obs.items():
+            if key not in given:
+                raise UsageError(f"the observation lacks {key!r}; the policy was trained on {sorted(self.spec.obs)}.")
+            array = np.asarray(given[key])
+            batched = array.ndim == len(spec.shape) + 1
+            if array.shape[batched:] != spec.shape:
+                raise UsageError(f"observation {key!r} has shape {array.shape}, but the policy takes {spec.shape}.")
+            tensor = torch.as_tensor(array if batched else array[None])
+            tensors[key] = tensor if spec.dtype == "uint8" else tensor.float()
+        _, action = self.policy.act(tensors, generator=self._generator, deterministic=deterministic)
+        return action.numpy() if batched else action[0].numpy()
+
+
+def load_policy(path: str | Path, *, seed: int = 0) -> LoadedPolicy:
+    """The policy of a checkpoint folder, or of the newest checkpoint of a run folder.
+
+    Example:
+        >>> policy = load_policy("runs/HalfCheetah-v5")  # doctest: +SKIP
+        >>> action = policy.act(observation)  # doctest: +SKIP
+    """
+    folder = checkpoint.find(path)
+    metadata = checkpoint.read_metadata(folder)
+    config = config_from_dict(metadata["config"], source=str(folder))
+    policy = ActorCritic(Spec.from_dict(metadata["spec"]), config.policy, config.normalize)
+    policy.load_state_dict(checkpoint.read(folder, "agent.pt"))
+    return LoadedPolicy(policy, seed=seed)

@@ -1,0 +1,189 @@
+"""The policy: observations in, an action distribution and a value out, with its own normaliser.
+
+Nothing here keeps state between calls.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from proxima.algo.distributions import (
+    Bernoulli,
+    Beta,
+    Categorical,
+    Distribution,
+    Gaussian,
+    MultiCategorical,
+    TanhGaussian,
+)
+from proxima.algo.normalize import ObsNormalizer
+from proxima.algo.policy import Policy
+from proxima.config import NormalizeOptions, PolicyOptions
+from proxima.errors import UsageError
+from proxima.nets.encoders import CNN, MLP, init_layer, is_image
+from proxima.nets.spec import ActionSpec, ObsSpec, Spec
+
+Obs = dict[str, Tensor]
+
+
+class Trunk(nn.Module):
+    """All observation keys to one feature vector: images through a CNN, the rest as they are, then an MLP."""
+
+    def __init__(self, obs: dict[str, ObsSpec], options: PolicyOptions):
+        super().__init__()
+        self.keys = list(obs)
+        orthogonal = options.orthogonal_init
+        self.encoders = nn.ModuleList()
+        width = 0
+        for key in self.keys:
+            spec = obs[key]
+            if is_image(spec.shape, spec.dtype):
+                cnn = CNN(spec.shape, features=options.cnn_features, orthogonal=orthogonal)
+                self.encoders.append(cnn)
+                width += cnn.out_features
+            else:
+                self.encoders.append(nn.Flatten(1))
+                width += math.prod(spec.shape)
+        self.mlp = MLP(width, options.hidden_sizes, activation=options.activation, orthogonal=orthogonal)
+        self.out_features = self.mlp.out_features
+
+    def forward(self, obs: Obs) -> Tensor:
+        """`[B, *shape]` a key to `[B, features]`."""
+        encoded = [encoder(obs[key]).float() for key, encoder in zip(self.keys, self.encoders, strict=True)]
+        return self.mlp(encoded[0] if len(encoded) == 1 else torch.cat(encoded, -1))
+
+
+class ActionHead(nn.Module):
+    """Features to a distribution of raw actions, and raw actions to what the env takes."""
+
+    low: Tensor
+    high: Tensor
+    centre: Tensor
+    half_span: Tensor
+
+    def __init__(self, features: int, action: ActionSpec, options: PolicyOptions):
+        super().__init__()
+        self.action = action
+        self.kind = _distribution_kind(action, options)
+        self.std_mode = options.std_mode
+        self.log_std_range = math.log(options.min_std), math.log(options.max_std)
+        size = sum(action.sizes)
+        two = self.kind == "beta" or (self._is_gaussian and self.std_mode == "state")
+        self.linear = nn.Linear(features, 2 * size if two else size)
+        init_layer(self.linear, gain=0.01, orthogonal=options.orthogonal_init)
+        if self._is_gaussian:
+            initial = math.log(options.initial_std)
+            if self.std_mode == "state":
+                log_min, log_max = self.log_std_range
+                share = (initial - log_min) / (log_max - log_min)
+                with torch.no_grad():
+                    self.linear.bias[size:] = math.log(max(share, 1e-4) / max(1 - share, 1e-4))
+            else:
+                self.log_std = nn.Parameter(torch.full((size,), initial), requires_grad=self.std_mode == "learned")
+        if action.kind == "box":
+            low, high = torch.tensor(action.low), torch.tensor(action.high)
+            self.register_buffer("low", low, persistent=False)
+            self.register_buffer("high", high, persistent=False)
+            bounded = torch.isfinite(low) & torch.isfinite(high)
+            scaled = bounded & (options.scale_actions or not self._is_unsquashed)
+            # Raw action x to centre + half * x.
+            centre = torch.where(scaled, 0.5 * (low + high), 0.0)
+            half = torch.where(scaled, 0.5 * (high - low), 1.0)
+            self.register_buffer("centre", centre, persistent=False)
+            self.register_buffer("half_span", half, persistent=False)
+
+    @property
+    def _is_gaussian(self) -> bool:
+        return self.kind in ("gaussian", "tanh_gaussian")
+
+    @property
+    def _is_unsquashed(self) -> bool:
+        return self.kind == "gaussian"
+
+    def forward(self, features: Tensor) -> Distribution:
+        """The distribution of the raw action."""
+        out = self.linear(features).float()
+        if self._is_gaussian:
+            mean, log_std = self._mean_and_log_std(out)
+            return Gaussian(mean, log_std) if self.kind == "gaussian" else TanhGaussian(mean, log_std)
+        if self.kind == "beta":
+            alpha, beta = (1.0 + 1e-3 + F.softplus(out)).chunk(2, -1)
+            return Beta(alpha, beta)
+        if self.kind == "multi_binary":
+            return Bernoulli(out)
+        parts = [Categorical(logits.log_softmax(-1)) for logits in out.split(self.action.sizes, -1)]
+        return parts[0] if self.kind == "discrete" else MultiCategorical(parts)
+
+    def _mean_and_log_std(self, out: Tensor) -> tuple[Tensor, Tensor]:
+        low, high = self.log_std_range
+        if self.std_mode == "state":
+            mean, raw = out.chunk(2, -1)
+            return mean, low + (high - low) * raw.sigmoid()
+        # Clamped in value, straight through in gradient: a std at its limit can still come back.
+        return out, self.log_std + (self.log_std.clamp(low, high) - self.log_std).detach()
+
+    def to_env(self, action: Tensor) -> Tensor:
+        """Raw actions in the env's own units and within its bounds."""
+        if self.action.kind != "box":
+            return action
+        if self.kind == "beta":
+            action = 2.0 * action - 1.0
+        elif self.kind == "tanh_gaussian":
+            action = action.tanh()
+        return torch.addcmul(self.centre, self.half_span, action).clamp(self.low, self.high)
+
+
+class ActorCritic(Policy):
+    """Actor and critic with the statistics of what they see."""
+
+    def __init__(self, spec: Spec, options: PolicyOptions, normalize: NormalizeOptions):
+        super().__init__()
+        self.spec = spec
+        images = {key for key, o in spec.obs.items() if is_image(o.shape, o.dtype)}
+        normalized = {key: o.shape for key, o in spec.obs.items() if key not in images and normalize.normalize_obs}
+        self.normalizer = ObsNormalizer(normalized, clip=normalize.clip_obs)
+        shared = options.share_trunk == "on" or (options.share_trunk == "auto" and bool(images))
+        self.actor_trunk = Trunk(spec.obs, options)
+        self.critic_trunk = self.actor_trunk if shared else Trunk(spec.obs, options)
+        self.action_head = ActionHead(self.actor_trunk.out_features, spec.action, options)
+        self.value_head = nn.Linear(self.critic_trunk.out_features, 1)
+        init_layer(self.value_head, gain=1.0, orthogonal=options.orthogonal_init)
+
+    @property
+    def shared(self) -> bool:
+        """Whether actor and critic have one trunk."""
+        return self.critic_trunk is self.actor_trunk
+
+    def forward(self, obs: Obs) -> tuple[Distribution, Tensor]:
+        """Distribution and value `[B]` of normalised observations: the learner's view."""
+        features = self.actor_trunk(obs)
+        critic_features = features if self.shared else self.critic_trunk(obs)
+        return self.action_head(features), self.value_head(critic_features).float().squeeze(-1)
+
+    @torch.no_grad()
+    def act(
+        self, obs: Obs, *, generator: Generator | None = None, deterministic: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Raw actions, and the same in the env's units, for raw observations."""
+        distribution = self.action_head(self.actor_trunk(self.normalizer(obs)))
+        action = distribution.mode() if deterministic else distribution.sample(generator)
+        return action, self.action_head.to_env(action)
+
+    @torch.no_grad()
+    def value(self, obs: Obs) -> Tensor:
+        """V `[B]` of raw observations."""
+        return self.value_head(self.critic_trunk(self.normalizer(obs))).float().squeeze(-1)
+
+
+def _distribution_kind(action: ActionSpec, options: PolicyOptions) -> str:
+    chosen = options.distribution
+    if action.kind != "box":
+        if chosen != "auto":
+            raise UsageError(f"distribution is {chosen}, but the actions are {action.kind}: leave it at auto.")
+        return action.kind
+    unbounded = not all(math.isfinite(bound) for bound in (*action.low, *action.high))
+    if chosen in ("tanh_gaussian", "beta") and unbounded:
+        raise UsageError(f"distribution {chosen} needs finite action bounds, and the env has none: use gaussian.")
+    return "gaussian" if chosen == "auto" else chosen

@@ -1,0 +1,79 @@
+"""Encoders: from one observation key to features."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+}
+
+
+def init_layer(layer: nn.Linear | nn.Conv2d, *, gain: float, orthogonal: bool) -> None:
+    """Orthogonal weights and zero bias, or PyTorch's own initialisation with the head's gain."""
+    if orthogonal:
+        nn.init.orthogonal_(layer.weight, gain)
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+
+
+class MLP(nn.Sequential):
+    """Linear layers, each followed by the activation."""
+
+    def __init__(self, inputs: int, widths: Sequence[int], *, activation: str, orthogonal: bool):
+        layers: list[nn.Module] = []
+        for width in widths:
+            linear = nn.Linear(inputs, width)
+            init_layer(linear, gain=2**0.5, orthogonal=orthogonal)
+            layers += [linear, ACTIVATIONS[activation]()]
+            inputs = width
+        super().__init__(*layers)
+        self.out_features = inputs
+
+
+class CNN(nn.Module):
+    """Three convolutions and a linear layer (Mnih et al. 2015), for uint8 images of at least 36 x 36 pixels.
+
+    Smaller images get smaller kernels. Channels may come first or last: the shorter outer axis is the channels.
+    """
+
+    def __init__(self, shape: tuple[int, ...], *, features: int, orthogonal: bool):
+        super().__init__()
+        self.channels_last = is_channels_last(shape)
+        height, width, channels = shape if self.channels_last else (shape[1], shape[2], shape[0])
+        small = min(height, width) < 36
+        kernels = [(3, 2), (3, 2), (3, 1)] if small else [(8, 4), (4, 2), (3, 1)]
+        example = torch.zeros(1, channels, height, width)
+        layers: list[nn.Module] = []
+        for (kernel, stride), out in zip(kernels, (32, 64, 64), strict=True):
+            conv = nn.Conv2d(channels, out, kernel, stride, padding=1 if small else 0)
+            init_layer(conv, gain=2**0.5, orthogonal=orthogonal)
+            layers += [conv, nn.ReLU()]
+            channels = out
+        self.convolutions = nn.Sequential(*layers, nn.Flatten())
+        with torch.no_grad():
+            flat = self.convolutions(example).shape[1]
+        self.linear = nn.Linear(flat, features)
+        init_layer(self.linear, gain=2**0.5, orthogonal=orthogonal)
+        self.out_features = features
+
+    def forward(self, image: Tensor) -> Tensor:
+        """`[B, *shape]` uint8 to `[B, features]`."""
+        if self.channels_last:
+            image = image.movedim(-1, -3)
+        return torch.relu(self.linear(self.convolutions(image.float() * (1.0 / 255.0))))
+
+
+def is_image(shape: tuple[int, ...], dtype: str) -> bool:
+    """Three axes of bytes."""
+    return len(shape) == 3 and dtype == "uint8"
+
+
+def is_channels_last(shape: tuple[int, ...]) -> bool:
+    """Whether the last axis, rather than the first, is the channels."""
+    return shape[-1] < shape[0]

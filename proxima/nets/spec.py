@@ -1,0 +1,71 @@
+"""What a policy sees and does, as plain data: enough to build it again without the environment."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from proxima.errors import UsageError
+
+
+@dataclass(frozen=True)
+class ActionSpec:
+    """The action space of one env."""
+
+    kind: str
+    """box, discrete, multi_discrete or multi_binary."""
+    sizes: tuple[int, ...]
+    """(A,) numbers or coins; or the number of choices a column."""
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class ObsSpec:
+    """One key of the observation."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Observation keys and action."""
+
+    obs: dict[str, ObsSpec]
+    action: ActionSpec
+
+    def to_dict(self) -> dict[str, Any]:
+        """Lists and numbers only, for YAML."""
+        return {
+            "obs": {key: {"shape": list(o.shape), "dtype": o.dtype} for key, o in self.obs.items()},
+            "action": {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self.action).items()},
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Spec":
+        """What `to_dict` described."""
+        obs = {key: ObsSpec(tuple(o["shape"]), o["dtype"]) for key, o in data["obs"].items()}
+        action = data["action"]
+        sizes, low, high = (tuple(action[name]) for name in ("sizes", "low", "high"))
+        return cls(obs, ActionSpec(action["kind"], sizes, low, high))
+
+    @classmethod
+    def from_spaces(cls, observation_space: spaces.Dict, action_space: spaces.Space) -> "Spec":
+        """The spec of a vector env's single-env spaces."""
+        obs = {key: ObsSpec(tuple(box.shape), str(box.dtype)) for key, box in observation_space.spaces.items()}
+        return cls(obs, _action_spec(action_space))
+
+
+def _action_spec(space: spaces.Space) -> ActionSpec:
+    if isinstance(space, spaces.Box):
+        low, high = (np.ravel(bound).astype(float).tolist() for bound in (space.low, space.high))
+        return ActionSpec("box", (len(low),), tuple(low), tuple(high))
+    if isinstance(space, spaces.Discrete):
+        return ActionSpec("discrete", (int(space.n),))
+    if isinstance(space, spaces.MultiDiscrete):
+        return ActionSpec("multi_discrete", tuple(int(n) for n in np.ravel(space.nvec)))
+    if isinstance(space, spaces.MultiBinary):
+        return ActionSpec("multi_binary", (int(np.prod(space.shape)),))
+    raise UsageError(f"the action space {space} is not supported: use Box, Discrete, MultiDiscrete or MultiBinary.")

@@ -1,0 +1,180 @@
+"""How an option is declared, read from text and documented: the machinery under `config.py`.
+
+Not here: any option of Proxima itself.
+"""
+
+import ast
+import dataclasses
+import difflib
+import inspect
+import types
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, Union
+
+import yaml
+
+from proxima.errors import UsageError
+
+_SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9}
+_TRUE, _FALSE = {"true", "1", "yes", "on"}, {"false", "0", "no", "off"}
+
+
+def option(
+    default: Any,
+    *,
+    aliases: Iterable[str] = (),
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """A dataclass field with its accepted other names and its range."""
+    metadata = {
+        "aliases": tuple(aliases),
+        "bounds": {">=": at_least, ">": above, "<=": at_most, "<": below},
+    }
+    if isinstance(default, list | dict):
+        return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option as the command line and the YAML reader see it."""
+
+    section: str
+    name: str
+    type: Any
+    default: Any
+    aliases: tuple[str, ...]
+    bounds: dict[str, float | None]
+    help: str
+
+    @property
+    def flag(self) -> str:
+        """The canonical command-line spelling."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The allowed words, empty when the option takes anything of its type."""
+        inner = _without_none(self.type)
+        return typing.get_args(inner) if typing.get_origin(inner) is Literal else ()
+
+    def parse(self, value: Any, *, source: str) -> Any:
+        """Turn text or a YAML value into the option's type, and hold it against its range."""
+        parsed = _convert(value, self.type, f"{source}: {self.name}")
+        if parsed is None:
+            return None
+        for number in parsed if isinstance(parsed, list) else [parsed]:
+            self._check_bounds(number, source)
+        return parsed
+
+    def _check_bounds(self, value: Any, source: str) -> None:
+        for symbol, limit in self.bounds.items():
+            if limit is None:
+                continue
+            holds = {">=": value >= limit, ">": value > limit, "<=": value <= limit, "<": value < limit}[symbol]
+            if not holds:
+                raise UsageError(f"{source}: {self.name} is {value:g}, but it must be {symbol} {limit:g}.")
+
+
+def options_of(section: str, cls: type) -> list[Option]:
+    """The options of one section, in order of declaration."""
+    hints, docs = typing.get_type_hints(cls), _field_docs(cls)
+    found = []
+    for field in dataclasses.fields(cls):
+        factory = field.default_factory
+        default = field.default if factory is dataclasses.MISSING else factory()
+        found.append(
+            Option(
+                section=section,
+                name=field.name,
+                type=hints[field.name],
+                default=default,
+                aliases=field.metadata.get("aliases", ()),
+                bounds=field.metadata.get("bounds", {}),
+                help=docs[field.name],
+            )
+        )
+    return found
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A `Did you mean` sentence, or an empty string when nothing is near."""
+    match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" Did you mean {match[0]}?" if match else ""
+
+
+@cache
+def _field_docs(cls: type) -> dict[str, str]:
+    """The docstring under every field, which Python itself does not keep."""
+    body = ast.parse(inspect.getsource(cls)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    docs = {}
+    for field, after in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
+            assert isinstance(after.value, ast.Constant)
+            docs[field.target.id] = " ".join(str(after.value.value).split())
+    return docs
+
+
+def _without_none(kind: Any) -> Any:
+    if typing.get_origin(kind) in (Union, types.UnionType):
+        return next(arg for arg in typing.get_args(kind) if arg is not type(None))
+    return kind
+
+
+def _convert(value: Any, kind: Any, where: str) -> Any:
+    """Convert `value` to `kind`, or say what was expected."""
+    inner = _without_none(kind)
+    if inner is not kind and (value is None or str(value).lower() in ("none", "null", "")):
+        return None
+    origin = typing.get_origin(inner)
+    if origin is Literal:
+        words = {str(word).lower(): word for word in typing.get_args(inner)}
+        text = ("on" if value else "off") if isinstance(value, bool) else str(value).lower()
+        if text not in words:
+            raise UsageError(f"{where} is {value!r}, but it must be one of {', '.join(words)}.{nearest(text, words)}")
+        return words[text]
+    if origin is list:
+        items = value if isinstance(value, list | tuple) else str(value).strip("[]() ").replace(",", " ").split()
+        return [_convert(item, typing.get_args(inner)[0], where) for item in items]
+    if origin is dict:
+        mapping = yaml.safe_load(value) if isinstance(value, str) else value
+        if not isinstance(mapping, dict):
+            raise UsageError(f"{where} is {value!r}, but it must be a mapping such as '{{key: value}}'.")
+        return mapping
+    if inner is bool:
+        text = str(value).lower()
+        if text in _TRUE | _FALSE:
+            return text in _TRUE
+        raise UsageError(f"{where} is {value!r}, but it must be True or False.")
+    if inner in (int, float):
+        return _number(value, inner, where)
+    return str(value)
+
+
+def _number(value: Any, kind: type, where: str) -> Any:
+    """A number as people write it: 2000000, 2_000_000, 2e6, 2M."""
+    text = str(value).strip().replace("_", "").lower()
+    scale = _SUFFIXES.get(text[-1:], 1.0)
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        if kind is int and text.lstrip("+-").isdigit():
+            return int(text)
+        number = float(text[:-1] if scale != 1.0 else text) * scale
+    except ValueError:
+        expected = "a whole number" if kind is int else "a number"
+        raise UsageError(f"{where} is {value!r}, but it must be {expected}.") from None
+    if number != number:
+        raise UsageError(f"{where} is {value!r}, but it must be a number.")
+    if kind is int:
+        if not number.is_integer():
+            raise UsageError(f"{where} is {value!r}, but it must be a whole number.")
+        return int(number)
+    return number

@@ -1,0 +1,1 @@
+"""Where metrics go: metrics.jsonl, TensorBoard, the progress bar and the console."""

@@ -1,0 +1,80 @@
+"""From options to the objects of a run: device, threads, envs, policy."""
+
+import os
+
+import torch
+
+from proxima.config import Config
+from proxima.envs.base import VecEnv
+from proxima.envs.make import make_env
+from proxima.errors import UsageError
+from proxima.nets.actor_critic import ActorCritic
+from proxima.nets.encoders import is_image
+from proxima.nets.spec import Spec
+from proxima.training.seeding import stream_seed
+
+_SMALL_WIDTH = 256
+
+
+def build_env(config: Config) -> VecEnv:
+    """The vector env of a run."""
+    env = config.env
+    return make_env(
+        env.env,
+        num_envs=env.num_envs,
+        mode=env.vec_env_mode,
+        env_kwargs=env.env_kwargs,
+        max_episode_steps=env.max_episode_steps,
+        num_workers=env.num_workers,
+        spread_episodes=env.spread_episodes,
+    )
+
+
+def build_policy(spec: Spec, config: Config, device: torch.device) -> ActorCritic:
+    """The policy with weights that depend on the seed alone; the global generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream_seed(config.run.seed, "networks"))
+        policy = ActorCritic(spec, config.policy, config.normalize)
+    return policy.to(device)
+
+
+def has_images(spec: Spec) -> bool:
+    """Whether any observation key is an image."""
+    return any(is_image(obs.shape, obs.dtype) for obs in spec.obs.values())
+
+
+def choose_device(config: Config, *, images: bool) -> torch.device:
+    """The device that was asked for, if it is there."""
+    wish = config.run.device
+    if wish == "auto":
+        return torch.device("cuda" if images and torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wish)
+    except RuntimeError:
+        raise UsageError(f"device is {wish!r}, but it must be cpu, cuda, cuda:N or auto.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"device is {wish!r}, but it must be cpu, cuda, cuda:N or auto.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(
+            f"device is {wish!r}, but PyTorch sees {torch.cuda.device_count()} CUDA GPUs here: use --device cpu, or "
+            "install a CUDA build of PyTorch and a driver."
+        )
+    return device
+
+
+def check_precision(config: Config, device: torch.device) -> None:
+    """Reduced precision is for GPUs."""
+    precision = config.optimizer.precision
+    if precision != "fp32" and device.type != "cuda":
+        raise UsageError(
+            f"precision is {precision}, but the device is {device}: use --device cuda or --precision fp32."
+        )
+
+
+def choose_threads(config: Config, *, images: bool) -> int:
+    """Torch threads: what was asked for, but never more than the cores; small networks are fastest on one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if config.run.num_threads is not None:
+        return min(config.run.num_threads, cores)
+    small = not images and max(config.policy.hidden_sizes) <= _SMALL_WIDTH
+    return 1 if small else cores
