@@ -57,8 +57,10 @@ class Learner:
         trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
         self._shapes = {name: p.shape for name, p in trained.items()}
         flat = torch.cat([p.detach().flatten() for p in trained.values()])
-        for p, view in zip(trained.values(), self._views(flat).values(), strict=True):
-            p.data = view  # the modules and the learner share one storage
+        start = 0
+        for p in trained.values():  # the modules and the learner share one storage
+            p.data = flat[start : start + p.numel()].view_as(p)
+            start += p.numel()
         scale = 2.0**16 if config.optimizer.precision == "fp16" else 1.0
         self.state = AdamState.start(flat, learning_rate=config.optimizer.learning_rate, loss_scale=scale)
         self.compiled = self._wants_compile()
@@ -198,7 +200,8 @@ class Learner:
         action, old_log_prob, old_value, advantage, return_ = data
         ppo, precision = self.config.ppo, self.config.optimizer.precision
         with torch.autocast(self.device.type, _AUTOCAST[precision], enabled=precision != "fp32"):
-            distribution, value = functional_call(self.policy, self._views(param), (obs,))
+            # A shared trunk is one module: tying its weights by name would swap them twice and restore them wrongly.
+            distribution, value = functional_call(self.policy, self._views(param), (obs,), tie_weights=False)
         return ppo_loss(
             log_prob=distribution.log_prob(action),
             value=value,

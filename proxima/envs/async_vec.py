@@ -17,6 +17,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from proxima.envs.spaces import Layout, buffer_bytes, map_buffers
 from proxima.errors import EnvFailure, UsageError
 
 STEP_TIMEOUT = 300.0
+_BUILD_SECONDS = 120.0  # a tight timeout for steps must not fail a slow start
 _CLOSE_SECONDS = 3.0
 _TAIL_BYTES = 4096
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -44,16 +46,18 @@ class WorkerDied(Exception):
 
     @property
     def summary(self) -> str:
-        """The reason, with the last line of stderr where there is one."""
-        lines = self.tail.strip().splitlines()
-        return f"{self}: {lines[-1]}" if lines else str(self)
+        """The reason, with the line of stderr that says most: where the process was, else the last."""
+        lines = [line.strip() for line in self.tail.strip().splitlines()]
+        crash = [below for line, below in pairwise(lines) if line.startswith("Current thread")]
+        telling = (crash or lines)[-1:]
+        return f"{self}: {telling[0]}" if telling else str(self)
 
 
 class Worker:
     """One process with the envs `start` to `stop`, seen from the parent."""
 
-    def __init__(self, index: int, start: int, stop: int) -> None:
-        self.index, self.start, self.stop = index, start, stop
+    def __init__(self, index: int, start: int, stop: int, *, timeout: float | None) -> None:
+        self.index, self.start, self.stop, self.timeout = index, start, stop, timeout
         self.deaths = 0  # in a row, without one good step between
         self.pending = False  # a command has been sent and not been answered
 
@@ -73,15 +77,12 @@ class Worker:
         assert self._process.stderr is not None
         self._stderr = self._process.stderr.fileno()
         os.set_blocking(self._stderr, False)
-        self._tail = b""
         self._poller = select.poll()
         self._poller.register(self._sock.fileno(), select.POLLIN)
         self._poller.register(self._stderr, select.POLLIN)
-        payload = pickle.dumps({**order, "start": self.start, "stop": self.stop})
-        # A process that is gone already is noticed by `wait`.
-        with contextlib.suppress(OSError):
-            self._sock.sendall(wire.frame(payload))
-        self.pending = True
+        self.command(
+            wire.frame(pickle.dumps({**order, "start": self.start, "stop": self.stop})), at_least=_BUILD_SECONDS
+        )
 
     @property
     def pid(self) -> int:
@@ -93,23 +94,29 @@ class Worker:
         with contextlib.suppress(OSError):
             socket.send_fds(self._sock, [b"m"], [memory_fd])
 
-    def command(self, data: bytes) -> None:
-        """Send a command; `wait` gives the answer, or notices that there is nobody to give one."""
+    def command(self, data: bytes, *, at_least: float = 0.0) -> None:
+        """Send a command; `wait` gives the answer, or notices that there is nobody to give one.
+
+        The worker has the timeout to answer, or `at_least` so many seconds.
+        """
         self.pending = True
+        self._tail = b""
+        self._allowed = None if self.timeout is None else max(self.timeout, at_least)
+        self._deadline = None if self._allowed is None else time.monotonic() + self._allowed
         with contextlib.suppress(OSError):
             self._sock.sendall(data)
 
-    def wait(self, deadline: float | None) -> tuple[bytes, Any]:
+    def wait(self) -> tuple[bytes, Any]:
         """The kind and the content of the answer.
 
         Raises:
             WorkerDied: there will be none.
         """
         while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000.0
+            left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic()) * 1000.0
             ready = self._poller.poll(left)
             if not ready:
-                raise self._autopsy("did not answer in time and was killed (step_timeout)", kill=True)
+                raise self._hung()
             answered = False
             for fd, _ in ready:
                 if fd == self._stderr:
@@ -122,7 +129,7 @@ class Worker:
                 kind = wire.receive(self._sock, 1)
                 content = None if kind == wire.DONE else pickle.loads(wire.receive_frame(self._sock))
             except (EOFError, OSError):
-                raise self._autopsy(None) from None
+                raise self._dead() from None
             self.pending = False
             return kind, content
 
@@ -159,19 +166,22 @@ class Worker:
             logger.info("worker %d: %s", self.index, data.decode(errors="replace").rstrip())
             self._tail = (self._tail + data)[-_TAIL_BYTES:]
 
-    def _autopsy(self, reason: str | None, *, kill: bool = False) -> WorkerDied:
-        if not kill:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(5.0)
+    def _hung(self) -> WorkerDied:
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, wire.WHERE_ARE_YOU)
+            time.sleep(0.1)
+        return self._buried(f"did not answer within {self._allowed:g} s (step_timeout) and was killed")
+
+    def _dead(self) -> WorkerDied:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5.0)
+        code = self._process.returncode
+        if code is None:
+            return self._buried("closed its socket and was killed")
+        return self._buried(f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}")
+
+    def _buried(self, reason: str) -> WorkerDied:
         self._drain_stderr()
-        if reason is None:
-            code = self._process.poll()
-            if code is None:
-                reason = "closed its socket and was killed"
-            elif code < 0:
-                reason = f"was killed by {signal.Signals(-code).name}"
-            else:
-                reason = f"exited with code {code}"
         self.kill()
         self.pending = False
         return WorkerDied(reason, self._tail.decode(errors="replace"))
@@ -224,8 +234,9 @@ class AsyncVecEnv(GymVecEnv):
             raise UsageError("async mode needs a POSIX system (Linux, macOS); use sync mode")
         if num_workers is not None and num_workers < 1:
             raise UsageError(f"num_workers is {num_workers}; it must be at least 1")
+        if step_timeout is not None and step_timeout <= 0:
+            raise UsageError(f"step_timeout is {step_timeout}; it must be positive, or None to wait for ever")
         self.env_id = env_id
-        self._step_timeout = step_timeout
         recipe = Recipe.of(env_id, env_kwargs=env_kwargs, max_episode_steps=max_episode_steps, wrappers=wrappers)
         self._order = {"recipe": self._pickled(recipe), "num_envs": num_envs, "max_failures": max_failures}
 
@@ -234,12 +245,15 @@ class AsyncVecEnv(GymVecEnv):
         self._finalizer = weakref.finalize(self, _shut_down, self._workers, os.getpid())
         try:
             for index in range(count):
-                worker = Worker(index, num_envs * index // count, num_envs * (index + 1) // count)
+                start, stop = num_envs * index // count, num_envs * (index + 1) // count
+                worker = Worker(index, start, stop, timeout=step_timeout)
                 worker.launch(self._order)
                 self._workers.append(worker)
             layouts = [self._built(worker) for worker in self._workers]
-        except BaseException:
+        except BaseException as error:
             self._finalizer()
+            if isinstance(error, OSError):
+                raise EnvFailure(f"cannot start {count} worker processes ({error}); lower num_workers") from error
             raise
         self._start_sharing(layouts[0])
 
@@ -268,7 +282,7 @@ class AsyncVecEnv(GymVecEnv):
             raise EnvFailure(f"a worker of env {self.env_id!r} died while building it; it {death.summary}") from None
 
     def _ready(self, worker: Worker) -> Layout:
-        kind, content = worker.wait(self._deadline())
+        kind, content = worker.wait()
         if kind == wire.REFUSED:
             message, trace = content
             logger.debug("worker %d cannot build its envs\n%s", worker.index, trace)
@@ -284,17 +298,13 @@ class AsyncVecEnv(GymVecEnv):
         for worker in self._workers:
             worker.share(self._memory_fd)
 
-    def _deadline(self) -> float | None:
-        return None if self._step_timeout is None else time.monotonic() + self._step_timeout
-
     def _reset_envs(self, seeds: list[int | None], *, spread_over: int) -> None:
         self._settle()
         for worker in self._workers:
             worker.command(self._reset_command(seeds[worker.start : worker.stop], spread_over=spread_over))
-        deadline = self._deadline()
         for worker in self._workers:
             try:
-                self._finish(worker, deadline)
+                self._finish(worker)
             except WorkerDied as death:
                 self._revive(worker, death)
 
@@ -304,10 +314,9 @@ class AsyncVecEnv(GymVecEnv):
         command = wire.STEP[self._bank]
         for worker in self._workers:
             worker.command(command)
-        deadline = self._deadline()
         for worker in self._workers:
             try:
-                self._finish(worker, deadline)
+                self._finish(worker)
                 worker.deaths = 0
             except WorkerDied as death:
                 self._mark_lost(worker)
@@ -317,9 +326,9 @@ class AsyncVecEnv(GymVecEnv):
         arguments = {"bank": self._bank, "seeds": seeds, "base_seed": self._base_seed, "spread_over": spread_over}
         return wire.RESET + wire.frame(pickle.dumps(arguments))
 
-    def _finish(self, worker: Worker, deadline: float | None) -> None:
+    def _finish(self, worker: Worker) -> None:
         """Wait for the end of a step or a reset in one worker."""
-        kind, content = worker.wait(deadline)
+        kind, content = worker.wait()
         if kind == wire.DONE_WITH_EVENTS:
             self._report(content, worker=worker.index)
         elif kind == wire.GAVE_UP:
@@ -332,7 +341,7 @@ class AsyncVecEnv(GymVecEnv):
         for worker in self._workers:
             if worker.pending:
                 try:
-                    worker.wait(self._deadline())
+                    worker.wait()
                 except WorkerDied as death:
                     self._revive(worker, death)
 
@@ -375,16 +384,18 @@ class AsyncVecEnv(GymVecEnv):
             restarts[worker.start : worker.stop] += 1
             rows = range(worker.start, worker.stop)
             seeds = [restart_seed(self._base_seed, row, int(restarts[row])) for row in rows]
-            worker.launch(self._order)
             try:
+                worker.launch(self._order)
                 self._ready(worker)
                 worker.share(self._memory_fd)
                 worker.command(self._reset_command(seeds, spread_over=0))
-                self._finish(worker, self._deadline())
+                self._finish(worker)
                 return
             except UsageError as error:
                 worker.kill()
                 death = WorkerDied(f"could not build its envs again: {error}")
+            except OSError as error:
+                death = WorkerDied(f"could not be started again: {error}")
             except WorkerDied as again:
                 death = again
 

@@ -8,7 +8,7 @@ import importlib
 import importlib.util
 import re
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -23,34 +23,18 @@ _DEAD_ENTRY_POINTS = ("_raise_mujoco_py_error", "_raise_shimmy_error")
 _FUNCTIONAL_NAMESPACES = ("phys2d", "tabular")
 
 
-@dataclass(frozen=True, slots=True)
-class EnvListing:
-    """One line of the table of environments."""
-
-    id: str
-    backends: tuple[str, ...]
-    """What `--vec-env-mode` may be for it, the best first."""
-    missing: str | None
-    """The command that installs what it needs, None where it is installed."""
-    newest: bool
-    """Whether no higher version of it is registered."""
-
-    @property
-    def status(self) -> str:
-        """ "installed", or the command that makes it so."""
-        return self.missing or "installed"
-
-
 def is_dead(spec: EnvSpec) -> bool:
     """Whether the id is registered only to say that it is gone."""
     return getattr(spec.entry_point, "__name__", "") in _DEAD_ENTRY_POINTS
 
 
-def _base_name(env_id: str) -> str:
+def base_name(env_id: str) -> str:
+    """The id without its version."""
     return re.sub(r"-v\d+$", "", env_id)
 
 
-def _version(env_id: str) -> int:
+def version(env_id: str) -> int:
+    """The number behind `-v`, -1 where there is none."""
     match = re.search(r"-v(\d+)$", env_id)
     return int(match[1]) if match else -1
 
@@ -66,14 +50,14 @@ def live_ids() -> list[str]:
 
 def newest_version(env_id: str) -> str | None:
     """The id of the highest live version of the same env, None where there is no such env."""
-    name = _base_name(env_id)
-    return max((known for known in live_ids() if _base_name(known) == name), key=_version, default=None)
+    name = base_name(env_id)
+    return max((known for known in live_ids() if base_name(known) == name), key=version, default=None)
 
 
 def nearest_id(env_id: str) -> str | None:
     """The id that was probably meant, None where nothing is near."""
-    by_name = {_base_name(known).lower(): known for known in live_ids()}
-    near = difflib.get_close_matches(_base_name(env_id).lower(), by_name, n=1, cutoff=0.6)
+    by_name = {base_name(known).lower(): known for known in live_ids()}
+    near = difflib.get_close_matches(base_name(env_id).lower(), by_name, n=1, cutoff=0.6)
     return newest_version(by_name[near[0]]) if near else None
 
 
@@ -91,12 +75,12 @@ def find_spec(env_id: str) -> EnvSpec:
             raise UsageError(f"env {env_id!r}: cannot import the module {module!r}: {error}") from error
     newest = newest_version(name)
     spec = gym.registry.get(name)
-    if spec is None and _base_name(name) == name and newest is not None:
+    if spec is None and base_name(name) == name and newest is not None:
         spec = gym.registry[newest]
     if spec is not None and not is_dead(spec):
         return spec
     if newest is not None:
-        gone = spec is not None or _version(name) < _version(newest)
+        gone = spec is not None or version(name) < version(newest)
         raise UsageError(f"env {name!r} {'is no longer supported' if gone else 'does not exist'}: use {newest!r}")
     near = nearest_id(name)
     advice = f"did you mean {near!r}?" if near else "`proxima envs` lists those that are."
@@ -135,15 +119,3 @@ def missing_package(spec: EnvSpec) -> str | None:
     if not package or package == "__main__" or importlib.util.find_spec(package):
         return None
     return f"pip install {package}"
-
-
-def list_envs() -> list[EnvListing]:
-    """Every registered id that can be trained, by name, the newest version of each first."""
-    from proxima.envs.make import batch_refusal
-
-    listings = []
-    for env_id in live_ids():
-        backends = ("sync", "async") if batch_refusal(env_id, None) else ("batch", "sync", "async")
-        missing = missing_package(gym.registry[env_id])
-        listings.append(EnvListing(env_id, backends, missing, newest=newest_version(env_id) == env_id))
-    return sorted(listings, key=lambda listing: (_base_name(listing.id).lower(), -_version(listing.id)))

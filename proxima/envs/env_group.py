@@ -155,7 +155,10 @@ class EnvGroup:
         self._recipe = recipe
         self._base_seed = 0
         self._envs = [recipe.build() for _ in range(start, stop)]
-        self.layout: Layout = layout_of(self._envs[0])
+        try:
+            self.layout: Layout = layout_of(self._envs[0])
+        except ENV_ERRORS as error:
+            raise _usage_error(recipe.spec, error) from error
 
     def attach(self, buffers: Buffers) -> None:
         """Say where actions are read and results are written: the rows of this group."""

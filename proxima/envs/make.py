@@ -2,16 +2,37 @@
 
 import difflib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import gymnasium as gym
+
 from proxima.envs.base import VecEnv
-from proxima.envs.catalog import EnvListing, find_spec, list_envs, nearest_id
+from proxima.envs.catalog import base_name, find_spec, live_ids, missing_package, nearest_id, newest_version, version
 from proxima.envs.env_group import Wrapper
 from proxima.errors import UsageError
 
 __all__ = ["MODES", "EnvListing", "batch_refusal", "find_spec", "list_envs", "make_env", "nearest_id"]
 
 MODES = ("auto", "batch", "sync", "async")
+
+
+@dataclass(frozen=True, slots=True)
+class EnvListing:
+    """One line of the table of environments."""
+
+    id: str
+    backends: tuple[str, ...]
+    """What `--vec-env-mode` may be for it, the best first."""
+    missing: str | None
+    """The command that installs what it needs, None where it is installed."""
+    newest: bool
+    """Whether no higher version of it is registered."""
+
+    @property
+    def status(self) -> str:
+        """ "installed", or the command that makes it so."""
+        return self.missing or "installed"
 
 
 def batch_refusal(env_id: str, env_kwargs: Mapping[str, Any] | None) -> str | None:
@@ -97,3 +118,13 @@ def make_env(
 
         return AsyncVecEnv(env_id, num_workers=num_workers, step_timeout=step_timeout, **common)
     return SyncVecEnv(env_id, **common)
+
+
+def list_envs() -> list[EnvListing]:
+    """Every registered id that can be trained, by name, the newest version of each first."""
+    listings = []
+    for env_id in live_ids():
+        backends = ("sync", "async") if batch_refusal(env_id, None) else ("batch", "sync", "async")
+        missing = missing_package(gym.registry[env_id])
+        listings.append(EnvListing(env_id, backends, missing, newest=newest_version(env_id) == env_id))
+    return sorted(listings, key=lambda listing: (base_name(listing.id).lower(), -version(listing.id)))

@@ -29,6 +29,7 @@ READY = b"l"  # Layout
 REFUSED = b"u"  # (message of the UsageError, traceback)
 GAVE_UP = b"x"  # (message of the EnvFailure, list[Failure])
 
+WHERE_ARE_YOU = signal.SIGUSR1  # the answer is a traceback on stderr
 _LENGTH = struct.Struct("<Q")
 
 
@@ -127,6 +128,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()
+    faulthandler.register(WHERE_ARE_YOU)
     fd = int(sys.argv[1])
     sock = socket.socket(fileno=fd)
     sock.set_inheritable(False)

@@ -14,7 +14,7 @@ import torch
 from proxima.envs.base import ExactState, Step
 from proxima.envs.mujoco_batch import MujocoBatchEnv, can_serve, import_gymnasium_mujoco, served_ids, why_not
 from proxima.envs.mujoco_batch.env import available_cores
-from proxima.envs.mujoco_batch.physics import BatchPhysics, ContactForcePhysics
+from proxima.envs.mujoco_batch.physics import ContactForcePhysics, Physics
 from proxima.errors import EnvFailure, UsageError
 
 NAMES = [
@@ -126,10 +126,10 @@ def test_keyword_arguments_equal_gymnasium(env_id: str, env_kwargs: dict[str, An
 def test_contact_forces_are_paid_for_only_where_used() -> None:
     unused = {"include_cfrc_ext_in_observation": False, "contact_cost_weight": 0.0}
     for env_id, env_kwargs, physics in (
-        ("Ant-v4", {}, BatchPhysics),
+        ("Ant-v4", {}, Physics),
         ("Ant-v5", {}, ContactForcePhysics),
-        ("Ant-v5", unused, BatchPhysics),
-        ("Humanoid-v5", unused, BatchPhysics),
+        ("Ant-v5", unused, Physics),
+        ("Humanoid-v5", unused, Physics),
     ):
         assert type(MujocoBatchEnv(env_id, num_envs=1, env_kwargs=env_kwargs)._physics) is physics
 

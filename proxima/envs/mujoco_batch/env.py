@@ -18,7 +18,7 @@ from torch import Tensor
 
 from proxima.envs.base import Episodes, Obs, Step, VecEnv
 from proxima.envs.mujoco_batch.base import ALL
-from proxima.envs.mujoco_batch.physics import Array, BatchPhysics, ContactForcePhysics, Physics
+from proxima.envs.mujoco_batch.physics import Array, ContactForcePhysics, Physics
 from proxima.envs.mujoco_batch.tasks import make_template
 from proxima.errors import UsageError
 
@@ -34,8 +34,8 @@ class MujocoBatchEnv(VecEnv):
         env_kwargs: keyword arguments of the Gymnasium env.
         num_threads: None takes every core this process may use, but no more than there are envs.
         max_episode_steps: time limit; None takes the registered one.
-        spread_episodes: cut the first episode of env i short, after the i-th part of the limit has been left out, so
-            that time limits of different envs do not fall on the same step ever after.
+        spread_episodes: after `reset`, cut env i's first episode short by `i / num_envs` of the time limit, so that
+            later on the limits of different envs do not fall on the same step.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class MujocoBatchEnv(VecEnv):
         self.max_episode_steps: int = limit
         self._spread = spread_episodes
 
-        physics = ContactForcePhysics if task.needs_contact_forces(template) else BatchPhysics
-        self._physics: Physics = physics(
+        physics = ContactForcePhysics if task.needs_contact_forces(template) else Physics
+        self._physics = physics(
             template.model,
             num_envs=num_envs,
             num_threads=min(num_threads or available_cores(), num_envs),
@@ -91,7 +91,7 @@ class MujocoBatchEnv(VecEnv):
     def reset(self, seed: int | None = None) -> Obs:
         """Start a new episode in every env, as Gymnasium would with `reset(seed=seed + i)` in env i."""
         if seed is not None or not self._rngs:
-            seeds = [None if seed is None else seed + i for i in range(self.num_envs)]
+            seeds = [None if seed is None else int(seed) + i for i in range(self.num_envs)]
             self._rngs = [seeding.np_random(one)[0] for one in seeds]
         ids = np.arange(self.num_envs, dtype=np.int32)
         self._restart(ids)
@@ -170,7 +170,8 @@ class MujocoBatchEnv(VecEnv):
     def _restart(self, ids: Array) -> None:
         """Begin new episodes in `ids` (int32, sorted), each from its own generator."""
         starts = [self._task.start(self._rngs[i]) for i in ids]
-        self._physics.reset(ids, np.stack([qpos for qpos, _ in starts]), np.stack([qvel for _, qvel in starts]))
+        qpos, qvel = (np.array(part) for part in zip(*starts, strict=True))
+        self._physics.reset(ids, qpos, qvel)
         self._task.last[ids] = self._task.measure(ids)
         self._obs[ids] = np.concatenate(self._task.observation(ids), axis=1)
         self._length[ids] = 0

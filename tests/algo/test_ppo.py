@@ -1,0 +1,221 @@
+"""The learner's invariants, on rollouts made by hand."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from proxima.algo.ppo import STEP_METRICS, Learner
+from proxima.config import load_config
+from proxima.data.rollout import Rollout
+from proxima.errors import NonFiniteError
+from proxima.nets.actor_critic import ActorCritic
+from proxima.nets.spec import ActionSpec, ObsSpec, Spec
+
+BOX = ActionSpec("box", (2,), (-1.0, -1.0), (1.0, 1.0))
+KINDS: dict[str, tuple[ActionSpec, dict[str, Any]]] = {
+    "gaussian": (BOX, {}),
+    "fixed std": (BOX, {"std_mode": "fixed"}),
+    "state std": (BOX, {"std_mode": "state"}),
+    "tanh": (BOX, {"distribution": "tanh_gaussian"}),
+    "beta": (BOX, {"distribution": "beta"}),
+    "discrete": (ActionSpec("discrete", (4,)), {}),
+    "multi_discrete": (ActionSpec("multi_discrete", (3, 2)), {}),
+    "multi_binary": (ActionSpec("multi_binary", (3,)), {}),
+    "shared": (BOX, {"share_trunk": "on"}),
+}
+IMAGE = {"image": ObsSpec((12, 12, 3), "uint8"), "state": ObsSpec((4,), "float32")}
+
+
+def make(
+    action: ActionSpec = BOX, obs: dict[str, ObsSpec] | None = None, **options: Any
+) -> tuple[Learner, Rollout, ActorCritic]:
+    """A learner and a rollout that its policy acted out on random observations."""
+    defaults = {"num_envs": 4, "num_steps": 16, "minibatch_size": 16, "update_epochs": 2, "compile": "off"}
+    config = load_config(None, defaults | options)
+    torch.manual_seed(0)
+    spec = Spec(obs or {"obs": ObsSpec((5,), "float64")}, action)
+    policy = ActorCritic(spec, config.policy, config.normalize)
+    generator = torch.Generator().manual_seed(1)
+    first = {key: draw(o) for key, o in spec.obs.items()}
+    example, _ = policy.act(first, generator=generator)
+    rollout = Rollout(num_steps=16, num_envs=4, obs=first, action=example, device=torch.device("cpu"))
+    for t in range(17):
+        for key, o in spec.obs.items():
+            rollout.obs[key][t] = draw(o)
+        if t < 16:
+            now = {key: x[t] for key, x in rollout.obs.items()}
+            rollout.action[t], _ = policy.act(now, generator=generator)
+            rollout.reward[t] = torch.randn(4)
+    rollout.terminated[5, 1] = rollout.truncated[9, 2] = True
+    rollout.add_final(9, torch.tensor([2]), {key: draw(o) for key, o in spec.obs.items()})
+    return Learner(policy, config, device=torch.device("cpu"), seed=3), rollout, policy
+
+
+def draw(spec: ObsSpec) -> torch.Tensor:
+    if spec.dtype == "uint8":
+        return torch.randint(0, 256, (4, *spec.shape), dtype=torch.uint8)
+    return torch.randn(4, *spec.shape)
+
+
+def first_metrics(learner: Learner, rollout: Rollout) -> dict[str, float]:
+    """Metrics of the first minibatch, before anything has moved."""
+    batch = learner.prepare(rollout)
+    data = [batch.action, batch.old_log_prob, batch.old_value, batch.advantage, batch.return_]
+    values = learner._step(learner.state, batch.obs, data, [torch.arange(16)])
+    return dict(zip(STEP_METRICS, values.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_ratio_is_one(kind: str) -> None:
+    action, options = KINDS[kind]
+    learner, rollout, policy = make(action, **options)
+    policy.normalizer.update(rollout.flat_obs())
+    metrics = first_metrics(learner, rollout)
+    assert abs(metrics["approx_kl"]) < 1e-9 and metrics["clip_fraction"] == 0.0
+
+
+def test_the_first_ratio_is_one_with_images() -> None:
+    learner, rollout, _ = make(obs=IMAGE)
+    metrics = first_metrics(learner, rollout)
+    assert abs(metrics["approx_kl"]) < 1e-9 and metrics["clip_fraction"] == 0.0
+
+
+def test_a_normaliser_that_moves_before_the_update_would_show() -> None:
+    """The guard above can fail: statistics that change between acting and learning move the ratio."""
+    learner, rollout, policy = make()
+    batch = learner.prepare(rollout)
+    policy.normalizer.update({"obs": rollout.flat_obs()["obs"] * 3 + 1})
+    moved = policy.normalizer(rollout.flat_obs())
+    with torch.no_grad():
+        distribution, _ = policy(moved)
+    assert float((distribution.log_prob(batch.action) - batch.old_log_prob).abs().max()) > 1e-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_updates_to_finite_weights(kind: str) -> None:
+    action, options = KINDS[kind]
+    learner, rollout, policy = make(action, learning_rate=3e-3, **options)
+    before = learner.state.param.clone()
+    metrics = learner.update(learner.prepare(rollout), rollout)
+    assert bool(torch.isfinite(learner.state.param).all()) and not torch.equal(before, learner.state.param)
+    # The modules see the new weights: they share the flat storage.
+    parameter = next(p for p in policy.parameters() if p.requires_grad)
+    assert torch.equal(parameter.flatten(), learner.state.param[: parameter.numel()])
+    assert metrics["epochs"] == 2 and metrics["gradient_norm"] > 0
+
+
+def test_each_epoch_visits_every_sample_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, rollout, _ = make(minibatch_size=15, gradient_accumulation=2, update_epochs=3)
+    seen: list[torch.Tensor] = []
+
+    def record(_state: Any, _obs: Any, _data: Any, indices: list[torch.Tensor]) -> torch.Tensor:
+        seen.extend(indices)
+        return torch.ones(len(STEP_METRICS))
+
+    monkeypatch.setattr(learner, "_step", record)
+    learner.update(learner.prepare(rollout), rollout)
+    assert [len(index) for index in seen] == 3 * [13, 13, 13, 13, 12]
+    epochs = torch.cat(seen).view(3, 64)
+    assert torch.equal(epochs.sort(1).values, torch.arange(64).expand(3, 64))
+    assert not torch.equal(epochs[0], epochs[1])
+
+
+def test_accumulated_minibatches_equal_one_large_one() -> None:
+    large, rollout, _ = make(normalize_advantage="off", minibatch_size=64, update_epochs=1)
+    small, same, _ = make(normalize_advantage="off", minibatch_size=16, gradient_accumulation=4, update_epochs=1)
+    large.update(large.prepare(rollout), rollout)
+    small.update(small.prepare(same), same)
+    torch.testing.assert_close(large.state.param, small.state.param, rtol=1e-4, atol=1e-6)
+
+
+def test_target_kl_ends_the_update() -> None:
+    learner, rollout, _ = make(learning_rate=0.05, update_epochs=10, target_kl=0.01)
+    assert learner.update(learner.prepare(rollout), rollout)["epochs"] < 10
+
+
+def test_the_adaptive_learning_rate_moves() -> None:
+    learner, rollout, _ = make(learning_rate=9e-3, lr_schedule="adaptive", update_epochs=5)
+    learner.set_progress(0.5)
+    metrics = learner.update(learner.prepare(rollout), rollout)
+    assert metrics["learning_rate"] < 9e-3
+
+
+def test_advantages_are_recomputed_with_the_current_critic() -> None:
+    learner, rollout, _ = make(learning_rate=1e-2, recompute_advantage=True)
+    batch = learner.prepare(rollout)
+    before = batch.advantage.clone()
+    log_prob = batch.old_log_prob.clone()
+    learner.update(batch, rollout)
+    assert not torch.equal(before, batch.advantage)
+    assert torch.equal(log_prob, batch.old_log_prob)
+
+
+def test_advantage_of_a_truncated_step_uses_the_final_observation() -> None:
+    learner, rollout, policy = make(normalize_reward=False, normalize_advantage="off")
+    batch = learner.prepare(rollout)
+    advantage, value = batch.advantage.view(16, 4), batch.old_value.view(16, 4)
+    final = policy.value({"obs": rollout.bootstrap_obs()["obs"][4:]})
+    expected = rollout.reward[9, 2] + 0.99 * final[0] - value[9, 2]
+    torch.testing.assert_close(advantage[9, 2], expected)
+    torch.testing.assert_close(advantage[5, 1], rollout.reward[5, 1] - value[5, 1])
+
+
+def test_batch_normalisation_of_advantages() -> None:
+    learner, rollout, _ = make(normalize_advantage="batch")
+    advantage = learner.prepare(rollout).advantage
+    assert abs(float(advantage.mean())) < 1e-6 and float(advantage.std(correction=0)) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_the_std_stays_in_its_range() -> None:
+    learner, rollout, policy = make(min_std=0.4, max_std=1.2, initial_std=1.0)
+    with torch.no_grad():
+        policy.action_head.log_std.fill_(-50.0)
+    distribution, _ = policy({"obs": torch.zeros(1, 5)})
+    assert float(distribution.log_std.exp().min()) == pytest.approx(0.4)
+    # And it can come back: the gradient passes through the limit.
+    distribution.entropy().sum().backward()
+    assert float(policy.action_head.log_std.grad.abs().min()) > 0
+
+
+def test_a_nan_loss_is_named() -> None:
+    learner, rollout, _ = make(normalize_reward=False)
+    batch = learner.prepare(rollout)
+    batch.advantage[:] = torch.nan
+    with pytest.raises(NonFiniteError, match=r"loss became nan in epoch 1, minibatch 1"):
+        learner.update(batch, rollout)
+
+
+def test_state_dict_restores_the_optimizer_and_the_generator() -> None:
+    one, rollout, policy = make()
+    one.update(one.prepare(rollout), rollout)
+    state, weights = one.state_dict(), {name: x.clone() for name, x in policy.state_dict().items()}
+    one.update(one.prepare(rollout), rollout)
+    two, _, other = make()
+    other.load_state_dict(weights)
+    two.load_state_dict(state)
+    two.update(two.prepare(rollout), rollout)
+    assert torch.equal(one.state.param, two.state.param)
+
+
+def test_compiled_agrees_with_eager() -> None:
+    eager, rollout, _ = make()
+    compiled, same, _ = make(compile="on")
+    one = eager.update(eager.prepare(rollout), rollout)
+    two = compiled.update(compiled.prepare(same), same)
+    assert compiled.compiled, "the compiler did not work"
+    torch.testing.assert_close(eager.state.param, compiled.state.param, rtol=1e-3, atol=2e-5)
+    assert one["policy_loss"] == pytest.approx(two["policy_loss"], abs=1e-4)
+
+
+def test_without_a_compiler_the_run_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(*_args: Any, **_kwargs: Any) -> Any:
+        def raises(*_inner: Any) -> Any:
+            raise RuntimeError("no working C++ compiler found\nmore")
+
+        return raises
+
+    monkeypatch.setattr(torch, "compile", broken)
+    learner, rollout, _ = make(compile="on")
+    learner.update(learner.prepare(rollout), rollout)
+    assert not learner.compiled and "no working C++ compiler found" in caplog.text

@@ -1,0 +1,39 @@
+import pytest
+import torch
+
+from proxima.data.rollout import Rollout, minibatch_indices
+
+
+def make() -> Rollout:
+    obs = {"obs": torch.zeros(2, 3, dtype=torch.float64), "image": torch.zeros(2, 4, 4, 1, dtype=torch.uint8)}
+    return Rollout(num_steps=5, num_envs=2, obs=obs, action=torch.zeros(2, 1), device=torch.device("cpu"))
+
+
+def test_floats_are_stored_in_single_precision_and_images_as_bytes() -> None:
+    rollout = make()
+    assert rollout.obs["obs"].dtype == torch.float32 and rollout.obs["image"].dtype == torch.uint8
+    assert rollout.obs["obs"].shape == (6, 2, 3) and rollout.size == 10
+
+
+def test_clear_carries_the_last_observation_over() -> None:
+    rollout = make()
+    rollout.obs["obs"][-1] = 7.0
+    rollout.add_final(1, torch.tensor([1]), {key: x[0] for key, x in rollout.obs.items()})
+    rollout.clear()
+    assert bool((rollout.obs["obs"][0] == 7.0).all()) and len(rollout.final_index) == 0
+
+
+def test_final_observations_keep_their_place() -> None:
+    rollout = make()
+    final = {"obs": torch.tensor([[0.0] * 3, [1.0] * 3]), "image": torch.ones(2, 4, 4, 1, dtype=torch.uint8)}
+    rollout.add_final(0, torch.tensor([1]), final)
+    rollout.add_final(3, torch.tensor([0, 1]), final)
+    assert rollout.final_index.tolist() == [1, 6, 7]
+    assert rollout.bootstrap_obs()["obs"][2:, 0].tolist() == [1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(("size", "parts"), [(64, 4), (10, 3), (7, 7)])
+def test_minibatches_hold_every_index_once(size: int, parts: int) -> None:
+    chunks = list(minibatch_indices(size, parts, torch.Generator().manual_seed(0)))
+    assert torch.cat(chunks).sort().values.tolist() == list(range(size))
+    assert max(map(len, chunks)) - min(map(len, chunks)) <= 1

@@ -1,0 +1,100 @@
+"""Learning on environments with known answers, through the whole stack."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from proxima import train
+from proxima.config import load_config
+from proxima.evaluate.policy import LoadedPolicy
+from proxima.training.trainer import Trainer
+from tests import probes
+
+
+@pytest.fixture(autouse=True)
+def probe_envs() -> None:
+    probes.register()
+
+
+def learn(env: str, steps: int, **options: Any) -> Any:
+    defaults = {
+        "num_envs": 8,
+        "num_steps": 32,
+        "minibatch_size": 64,
+        "update_epochs": 4,
+        "learning_rate": 5e-3,
+        "entropy_coef": 0.0,
+        "normalize_reward": False,
+        "normalize_obs": False,
+        "tensorboard": False,
+        "progress": False,
+        "save_checkpoint": False,
+        "hidden_sizes": [32],
+        "gamma": 0.8,
+    }
+    return train(env=env, total_timesteps=steps, **(defaults | options)).policy
+
+
+def value(policy: Any, *obs: float) -> list[float]:
+    return policy.value({"obs": torch.tensor(obs)[:, None]}).tolist()
+
+
+def test_value_of_a_constant() -> None:
+    assert value(learn("ProbeConstant-v0", 8_000), 0.0) == pytest.approx([1.0], abs=0.02)
+
+
+def test_value_depends_on_the_observation() -> None:
+    assert value(learn("ProbeObservation-v0", 12_000), -1.0, 1.0) == pytest.approx([-1.0, 1.0], abs=0.05)
+
+
+def test_value_is_discounted() -> None:
+    assert value(learn("ProbeDelayed-v0", 16_000), 0.0, 1.0) == pytest.approx([0.8, 1.0], abs=0.05)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_time_limit_is_bootstrapped(recompute: bool) -> None:
+    policy = learn("ProbeEndless-v0", 24_000, recompute_advantage=recompute)
+    assert value(policy, 0.0) == pytest.approx([1 / (1 - 0.8)], abs=0.1)
+
+
+@pytest.mark.parametrize("distribution", ["gaussian", "tanh_gaussian", "beta"])
+def test_continuous_actions_find_the_target(distribution: str) -> None:
+    policy = learn("ProbeAim-v0", 40_000, distribution=distribution, initial_std=0.5, lr_schedule="linear")
+    points = np.array([[-0.5], [0.0], [0.5]], np.float32)
+    assert LoadedPolicy(policy).act(points).flatten().tolist() == pytest.approx([-0.5, 0.0, 0.5], abs=0.12)
+
+
+@pytest.mark.parametrize("kind", ["discrete", "multi_discrete", "multi_binary"])
+def test_discrete_actions_find_the_pattern(kind: str) -> None:
+    policy = learn("ProbeMatch-v0", 12_000, env_kwargs={"kind": kind})
+    low, high = LoadedPolicy(policy).act(np.array([[-1.0], [1.0]], np.float32))
+    assert np.all(low == 0) and np.all(high == 1)
+
+
+def test_images_are_seen() -> None:
+    policy = learn("ProbePixels-v0", 8_000, learning_rate=1e-3, cnn_features=32)
+    env = probes.Pixels()
+    images = np.stack([env.observe(0.0), env.observe(1.0)])
+    assert LoadedPolicy(policy).act({"obs": images}).tolist() == [0, 1]
+
+
+def test_both_keys_of_a_dict_are_used() -> None:
+    policy = LoadedPolicy(learn("ProbeTwoKeys-v0", 24_000, entropy_coef=0.05, learning_rate=2e-3))
+    for left in (-1.0, 1.0):
+        for right in (-1.0, 1.0):
+            obs = {"left": np.float32([left]), "right": np.float32([right, right])}
+            assert int(policy.act(obs)) == int(left * right > 0)
+
+
+@pytest.mark.parametrize("what", ["reward", "obs"])
+def test_a_nan_names_env_and_step_and_leaves_the_weights(what: str) -> None:
+    from proxima.errors import NonFiniteError
+
+    options = {"env": "ProbeNan-v0", "env_kwargs": {"what": what}, "num_envs": 2, "num_steps": 8, "minibatch_size": 8}
+    trainer = Trainer(load_config(None, options | {"tensorboard": False, "spread_episodes": False}))
+    before = trainer.learner.state.param.clone()
+    with pytest.raises(NonFiniteError, match=r"env 0 gave .*nan at global step 10 \(step 5 of that env\)"):
+        trainer.run()
+    assert torch.equal(before, trainer.learner.state.param)
