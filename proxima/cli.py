@@ -23,11 +23,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_strictly(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse; flags may be written with dashes or underscores."""
-        dashed = [
-            a.split("=", 1)[0].replace("_", "-") + a[len(a.split("=", 1)[0]) :] if a.startswith("--") else a
-            for a in argv
-        ]
-        arguments, unknown = self.parse_known_args(dashed)
+        arguments, unknown = self.parse_known_args([_with_dashes(argument) for argument in argv])
         if unknown:
             flag = unknown[0].split("=", 1)[0]
             flags = [f"--{name.replace('_', '-')}" for name in (*option_names(), "config", *_names(_RESUME_ALIASES))]
@@ -61,6 +57,7 @@ def _parser() -> Parser:
     train = commands.add_parser(
         "train",
         help="train a policy",
+        usage="proxima train [--config FILE | --resume-from PATH] [options]",
         description="Train a policy. Options come from defaults, then the config file, then flags.",
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
@@ -114,6 +111,11 @@ def _metavar(option: Option) -> str:
     if option.choices:
         return "{" + ",".join(option.choices) + "}"
     return "True|False" if isinstance(option.default, bool) else option.name.split("_")[-1].upper()
+
+
+def _with_dashes(argument: str) -> str:
+    flag, equals, value = argument.partition("=")
+    return flag.replace("_", "-") + equals + value if flag.startswith("--") else argument
 
 
 def _names(flags: Sequence[str]) -> list[str]:

@@ -31,7 +31,7 @@ class EnvListing:
 
     @property
     def status(self) -> str:
-        """ "installed", or the command that makes it so."""
+        """The word installed, or the command that makes it so."""
         return self.missing or "installed"
 
 

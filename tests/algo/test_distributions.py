@@ -51,7 +51,9 @@ def test_bernoulli_agrees_with_torch() -> None:
 def test_tanh_gaussian_density_and_entropy_by_integration(mean: float, log_std: float) -> None:
     # Integrate over the squashed action a = tanh(u): p(a) must sum to 1 and -p log p to the entropy.
     u = torch.linspace(-14, 14, 400_001, dtype=torch.float64)
-    dist = TanhGaussian(torch.full((len(u), 1), mean, dtype=torch.float64), torch.tensor([log_std], dtype=torch.float64))
+    dist = TanhGaussian(
+        torch.full((len(u), 1), mean, dtype=torch.float64), torch.tensor([log_std], dtype=torch.float64)
+    )
     log_p = dist.log_prob(u[:, None])
     slope = 1 - u.tanh() ** 2  # da = slope du
     mass = torch.trapezoid(log_p.exp() * slope, u)

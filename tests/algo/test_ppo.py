@@ -168,7 +168,7 @@ def test_batch_normalisation_of_advantages() -> None:
 
 
 def test_the_std_stays_in_its_range() -> None:
-    learner, rollout, policy = make(min_std=0.4, max_std=1.2, initial_std=1.0)
+    _, _, policy = make(min_std=0.4, max_std=1.2, initial_std=1.0)
     with torch.no_grad():
         policy.action_head.log_std.fill_(-50.0)
     distribution, _ = policy({"obs": torch.zeros(1, 5)})

@@ -57,15 +57,13 @@ class MujocoBatchEnv(VecEnv):
                 raise UsageError(f"{name} must be at least 1, not {value}")
         template, task = make_template(env_id, env_kwargs)
         limit = max_episode_steps or registry[env_id].max_episode_steps or NO_LIMIT
-        if spread_episodes and limit == NO_LIMIT:
-            raise UsageError(f"spread_episodes needs a time limit, and {env_id} has none: give max_episode_steps")
         self.env_id, self.num_envs = env_id, num_envs
         self.action_space: spaces.Box = template.action_space
         self.observation_space = spaces.Dict({"obs": template.observation_space})
         self.device = torch.device("cpu")
         self.step_seconds: float = float(template.dt)
         self.max_episode_steps: int = limit
-        self._spread = spread_episodes
+        self._spread = spread_episodes and limit != NO_LIMIT
 
         physics = ContactForcePhysics if task.needs_contact_forces(template) else Physics
         self._physics = physics(

@@ -1,0 +1,87 @@
+"""The command as a user meets it, in a real process where exit codes and streams matter."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from proxima.cli import main
+
+SMALL = ["--num-envs", "2", "--num-steps", "32", "--total-timesteps", "128", "--update-epochs", "2"]
+
+
+def proxima(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "proxima", *arguments], capture_output=True, text=True, cwd=cwd)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--lerning-rate", "1"], "unknown flag --lerning-rate. Did you mean --learning-rate?"),
+        (["--lr_schedul", "linear"], "unknown flag --lr-schedul. Did you mean --lr-schedule?"),
+        (["oops"], "unknown argument oops"),
+        (["--gamma"], "expected one argument"),
+        (["--gamma", "2"], "--gamma: gamma is 2, but it must be <= 1."),
+        (["--minibatch-size", "99999"], "lower minibatch_size or raise num_steps"),
+        (["--config", "nowhere.yaml"], "config file nowhere.yaml does not exist"),
+        (["--env", "HalfCheeta-v5"], "did you mean 'HalfCheetah-v5'?"),
+        (["--device", "cuda:7"], "PyTorch sees"),
+        (["--device", "abacus"], "must be cpu, cuda"),
+        (["--device", "cpu", "--precision", "bf16"], "use --device cuda or --precision fp32"),
+        (["--env", "CartPole-v1", "--vec-env-mode", "batch"], "cannot run in batch mode"),
+        (["--env", "CartPole-v1", "--distribution", "beta"], "leave it at auto"),
+        (["--env", "HalfCheetah-v5", "--env-kwargs", "{reset_noise: 1}"], "reset_noise_scale"),
+        (["--resume-from", "nowhere"], "nowhere does not exist"),
+    ],
+)
+def test_bad_input_is_one_line_with_code_2_and_leaves_nothing(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("proxima: ") and error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_train_evaluate_resume_in_real_processes(tmp_path: Path) -> None:
+    done = proxima("train", "--env", "InvertedPendulum-v5", "--name", "pole", *SMALL, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert set(lines) == {"run", "final", "evaluate", "resume", "TensorBoard"}
+    (run,) = (tmp_path / "runs" / "pole").iterdir()
+    assert {p.name.split(".")[0] for p in run.iterdir()} >= {"config", "metrics", "tb"}
+
+    evaluated = proxima(*lines["evaluate"].split()[1:], "--episodes", "3", cwd=tmp_path)
+    assert evaluated.returncode == 0 and "over 3 episodes" in evaluated.stdout
+
+    resumed = proxima(*lines["resume"].split()[1:], cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    runs = sorted((tmp_path / "runs" / "pole").iterdir())
+    assert len(runs) == 2
+    last = json.loads((runs[-1] / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["global_step"] == 256 and last["iteration"] == 4
+    again = proxima("resume", str(runs[-1]), cwd=tmp_path)
+    assert again.returncode == 2 and "raise --total-timesteps" in again.stderr
+
+
+def test_help_groups_and_explains(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", "--help"])
+    text = capsys.readouterr().out
+    assert stopped.value.code == 0
+    assert "ppo: The algorithm." in text and "--clip-range" in text and "(default: 0.2)" in text
+
+
+def test_envs_lists_back_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["envs", "halfcheetah-v5"]) == 0
+    assert "batch, sync, async" in capsys.readouterr().out
+    assert main(["envs", "nothing-like-it"]) == 2
+
+
+def test_flags_take_dashes_underscores_and_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["--env=CartPole-v1", "--total_timesteps=64", "--n_steps", "32", "--num-envs", "2"]
+    assert main(["train", *arguments, "--minibatch_size=32", "--save-checkpoint", "False", "--tensorboard", "off"]) == 0
+    (run,) = (tmp_path / "runs" / "CartPole-v1").iterdir()
+    assert {p.name for p in run.iterdir()} == {"config.yaml", "metrics.jsonl"}

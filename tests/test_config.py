@@ -1,0 +1,135 @@
+"""Options from defaults, YAML and flags; every kind of bad input."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxima.config import SECTIONS, Config, all_options, config_from_dict, load_config
+from proxima.errors import UsageError
+from proxima.options import options_of
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "some.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_the_documented_defaults() -> None:
+    config = Config()
+    ppo, optimizer = config.ppo, config.optimizer
+    assert (ppo.clip_range, ppo.update_epochs, ppo.minibatch_size, ppo.num_steps) == (0.2, 10, 64, 2048)
+    assert (ppo.gamma, ppo.gae_lambda, ppo.entropy_coef, ppo.value_loss_coef) == (0.99, 0.95, 0.01, 0.5)
+    assert (config.env.num_envs, config.run.total_timesteps) == (8, 1_000_000)
+    assert (optimizer.learning_rate, optimizer.max_grad_norm) == (3e-4, 0.5)
+    assert config.rollout_size == 16_384 and config.num_iterations == 62 and config.num_minibatches == 256
+
+
+def test_names_are_unique_and_every_option_is_explained() -> None:
+    options = [option for section, cls in SECTIONS.items() for option in options_of(section, cls)]
+    spellings = [name for option in options for name in (option.name, *option.aliases)]
+    assert len(spellings) == len(set(spellings))
+    assert all(len(option.help) > 10 for option in options)
+    assert len(all_options()) == len(options)
+
+
+def test_order_is_defaults_then_yaml_then_flags(tmp_path: Path) -> None:
+    path = write(tmp_path, "ppo:\n  gamma: 0.9\n  n_epochs: 3\nlearning_rate: 1e-3\n")
+    config = load_config(path, {"gamma": "0.8"})
+    assert (config.ppo.gamma, config.ppo.update_epochs, config.optimizer.learning_rate) == (0.8, 3, 1e-3)
+    assert config.ppo.gae_lambda == 0.95
+
+
+def test_the_key_env_is_a_section_or_an_id(tmp_path: Path) -> None:
+    assert load_config(write(tmp_path, "env: Hopper-v5\n")).env.env == "Hopper-v5"
+    assert load_config(write(tmp_path, "env: {env: Ant-v5, num_envs: 3}\n")).env.num_envs == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("total_timesteps", "2M", 2_000_000),
+        ("total_timesteps", "1.5e6", 1_500_000),
+        ("total-timesteps", "2_000_000", 2_000_000),
+        ("hidden_sizes", "256,128", [256, 128]),
+        ("hidden_sizes", ["256", "128"], [256, 128]),
+        ("target_kl", "none", None),
+        ("target_kl", "0.02", 0.02),
+        ("normalize_obs", "False", False),
+        ("compile", True, "on"),
+        ("env_kwargs", "{forward_reward_weight: 2.0}", {"forward_reward_weight": 2.0}),
+        ("clip_epsilon", "0.1", 0.1),
+        ("mini_batch_size", "32", 32),
+        ("vf_coef", "1", 1.0),
+    ],
+)
+def test_values_as_people_write_them(name: str, text: Any, value: Any) -> None:
+    flat = {k: v for section in load_config(None, {name: text}).to_dict().values() for k, v in section.items()}
+    assert value in flat.values()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"lerning_rate": 1}, "Did you mean learning_rate"),
+        ({"gamma": 1.2}, "gamma is 1.2, but it must be <= 1"),
+        ({"gamma": "x"}, "gamma is 'x', but it must be a number"),
+        ({"gamma": "nan"}, "must be a number"),
+        ({"num_envs": 0}, "num_envs is 0, but it must be >= 1"),
+        ({"num_envs": 1.5}, "must be a whole number"),
+        ({"lr_schedule": "cosin"}, "Did you mean cosine"),
+        ({"normalize_obs": "maybe"}, "must be True or False"),
+        ({"env_kwargs": "3"}, "must be a mapping"),
+        ({"hidden_sizes": "64,0"}, "must be >= 1"),
+    ],
+)
+def test_bad_values_are_named(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        load_config(None, overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"minibatch_size": 20_000}, "minibatch_size is 20000, but an iteration has only 16384 samples"),
+        ({"gradient_accumulation": 257}, "an epoch has only 256 minibatches"),
+        ({"initial_std": 9.0}, "between min_std 0.01 and max_std 4"),
+        ({"weight_decay": 0.1}, "use --optimizer adamw"),
+        ({"hidden_sizes": []}, "hidden_sizes is empty"),
+    ],
+)
+def test_contradictions_are_named(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        load_config(None, overrides).validate()
+
+
+def test_a_batch_that_does_not_divide_is_announced() -> None:
+    (notice,) = load_config(None, {"num_envs": 1, "num_steps": 100}).validate()
+    assert notice == ("100 samples do not divide into minibatches of 64: each epoch uses 2 of 50 to 50 samples.")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ppo:\n  gama: 1\n", "there is no option 'gama'. Did you mean gamma"),
+        ("ppo:\n  num_envs: 3\n", "'num_envs' belongs in section 'env'"),
+        ("ppo: [unclosed\n", "is not valid YAML at line 2"),
+        ("just words\n", "must hold options"),
+        ("run:\n  seed: -1\n", "seed is -1, but it must be >= 0"),
+    ],
+)
+def test_bad_files_are_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        load_config(write(tmp_path, text))
+
+
+def test_a_missing_file_offers_its_neighbour(tmp_path: Path) -> None:
+    near = write(tmp_path, "")
+    with pytest.raises(UsageError, match=f"does not exist. Did you mean {near}"):
+        load_config(tmp_path / "som.yaml")
+
+
+def test_a_config_survives_its_own_yaml() -> None:
+    config = load_config(None, {"env_kwargs": {"a": 1}, "target_kl": 0.5, "hidden_sizes": [3]})
+    assert config_from_dict(config.to_dict(), source="test") == config

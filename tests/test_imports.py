@@ -1,0 +1,83 @@
+"""Imports point one way, and heavy packages are imported only where they are used."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "proxima"
+# What each room may import of ours, besides itself.
+FOUNDATION = {"errors", "options", "config"}
+ALLOWED = {
+    "errors": set(),
+    "options": {"errors"},
+    "config": {"errors", "options"},
+    "data": FOUNDATION,
+    "algo": FOUNDATION | {"data"},
+    "nets": FOUNDATION | {"algo"},
+    "envs": FOUNDATION,
+    "track": FOUNDATION,
+    "checkpoint": FOUNDATION | {"__init__"},
+    "training": FOUNDATION | {"data", "algo", "nets", "envs", "track", "checkpoint"},
+    "evaluate": FOUNDATION | {"nets", "envs", "checkpoint"},
+    "report": FOUNDATION,
+    "cli": {"*"},
+    "__init__": {"*"},
+    "__main__": {"cli"},
+}
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_rooms(path: Path) -> set[str]:
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+            if node.module == "proxima":
+                names = [f"proxima.{alias.name}" for alias in node.names]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "proxima":
+                rooms.add(parts[1] if len(parts) > 1 else "__init__")
+    return rooms
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_point_one_way(path: Path) -> None:
+    allowed = ALLOWED[room(path)]
+    extra = imported_rooms(path) - allowed - {room(path)}
+    assert "*" in allowed or not extra, f"{path.name} may not import {sorted(extra)}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_files_stay_readable(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 420
+
+
+def loaded(statement: str) -> set[str]:
+    code = f"import sys; {statement}; print(' '.join(sorted({{name.split('.')[0] for name in sys.modules}})))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_workers_and_help_do_not_pay_for_torch() -> None:
+    assert "torch" not in loaded("import proxima.envs.worker")
+    assert "torch" not in loaded("import proxima.cli")
+
+
+def test_the_public_names_survive_the_import_of_the_rooms() -> None:
+    code = (
+        "import proxima.training.trainer, proxima.evaluate.policy\n"
+        "from proxima import train, load_policy, make_env, Config\n"
+        "assert all(callable(x) for x in (train, load_policy, make_env, Config))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,144 @@
+"""The loop as a whole: files, metrics, checkpoints, determinism, resume."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from proxima import checkpoint, load_policy, train
+from proxima.config import load_config
+from proxima.errors import EnvFailure, UsageError
+from proxima.training.trainer import Trainer
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+NAMES = {
+    *("iteration", "global_step", "wall_time", "steps_per_second", "collect_seconds", "update_seconds"),
+    *("episode_return", "episode_length", "episodes", "policy_loss", "value_loss", "entropy", "approx_kl"),
+    *("clip_fraction", "explained_variance", "gradient_norm", "learning_rate"),
+}
+SMALL = {
+    "num_envs": 4,
+    "num_steps": 32,
+    "minibatch_size": 32,
+    "update_epochs": 2,
+    "tensorboard": False,
+    "progress": False,
+    "compile": "off",
+}
+TIMES = {"wall_time", "steps_per_second", "collect_seconds", "advantage_seconds", "update_seconds"}
+
+
+def small(**options: Any) -> dict[str, Any]:
+    return SMALL | options
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return checkpoint.read(path, "agent.pt")
+
+
+def equal(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
+
+
+def test_a_run_on_disk() -> None:
+    result = train(env="InvertedPendulum-v5", name="pole", total_timesteps=300, checkpoint_freq=128, **small())
+    assert result.run_dir.parent.name == "pole" and result.global_step == 384
+    rows = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in rows] == [1, 2, 3]
+    assert set(rows[-1]) >= NAMES
+    assert yaml.safe_load((result.run_dir / "config.yaml").read_text())["env"]["env"] == "InvertedPendulum-v5"
+    folders = checkpoint.list_checkpoints(result.run_dir)
+    assert [int(p.name.split("-")[-2]) for p in folders] == [1, 2, 3]
+    assert {p.name for p in folders[-1].iterdir()} == {
+        "agent.pt", "metadata.yaml", "optimizer.pt", "training_state.pt"
+    }  # fmt: skip
+    assert checkpoint.find(result.run_dir) == checkpoint.find(result.run_dir.parent) == result.checkpoint
+
+
+def test_only_the_newest_checkpoints_are_kept_and_the_optimizer_can_be_left_out() -> None:
+    options = small(total_timesteps=600, checkpoint_freq=1, keep_checkpoints=2, save_optimizer=False)
+    result = train(env="InvertedPendulum-v5", **options)
+    folders = checkpoint.list_checkpoints(result.run_dir)
+    assert len(folders) == 2 and {p.name for p in folders[-1].iterdir()} == {"agent.pt", "metadata.yaml"}
+    with pytest.raises(UsageError, match=r"has no training_state.pt"):
+        train(resume_from=result.run_dir, total_timesteps=2000)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.name)
+def test_every_shipped_config_trains_an_iteration(path: Path) -> None:
+    config = load_config(path, {"compile": "off", "tensorboard": False, "num_steps": 8})
+    config.run.total_timesteps = 1
+    config.ppo.update_epochs = 1
+    assert Trainer(config).run().global_step == config.rollout_size
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not() -> None:
+    runs = [train(env="Hopper-v5", total_timesteps=256, seed=seed, **small()) for seed in (5, 5, 6)]
+    assert metrics(runs[0].run_dir) == metrics(runs[1].run_dir)
+    assert equal(weights(runs[0].checkpoint), weights(runs[1].checkpoint))
+    assert not equal(weights(runs[0].checkpoint), weights(runs[2].checkpoint))
+
+
+def test_all_back_ends_train_the_same_bits() -> None:
+    runs = [
+        train(env="Hopper-v5", total_timesteps=256, vec_env_mode=mode, **small()) for mode in ("batch", "sync", "async")
+    ]
+    batch, *others = [weights(run.checkpoint) for run in runs]
+    assert all(equal(batch, other) for other in others)
+
+
+def test_a_resume_on_the_batch_back_end_is_exact() -> None:
+    options = small(env="Hopper-v5", lr_schedule="linear")
+    whole = train(total_timesteps=512, checkpoint_freq=256, **options)
+    half = checkpoint.list_checkpoints(whole.run_dir)[0]
+    resumed = train(resume_from=half)
+    assert equal(weights(whole.checkpoint), weights(resumed.checkpoint))
+    assert metrics(whole.run_dir)[2:] == metrics(resumed.run_dir)
+    assert checkpoint.read_metadata(resumed.checkpoint)["resumed_from"] == str(half)
+
+
+def test_a_resume_may_not_change_the_algorithm() -> None:
+    result = train(env="InvertedPendulum-v5", total_timesteps=128, **small())
+    with pytest.raises(UsageError, match="--gamma cannot be changed by a resume"):
+        train(resume_from=result.run_dir, total_timesteps=1000, gamma=0.5)
+
+
+def test_load_policy_acts_as_the_policy_did() -> None:
+    result = train(env="InvertedPendulum-v5", total_timesteps=256, **small())
+    policy, obs = load_policy(result.run_dir), np.random.default_rng(0).normal(size=(6, 4))
+    expected = result.policy.act({"obs": torch.tensor(obs, dtype=torch.float32)}, deterministic=True)[1]
+    np.testing.assert_allclose(policy.act(obs), expected.numpy(), rtol=1e-5)
+    np.testing.assert_allclose(policy.act(obs[2]), policy.act(obs)[2], rtol=1e-5)
+    with pytest.raises(UsageError, match=r"has shape \(5,\), but the policy takes \(4,\)"):
+        policy.act(np.zeros(5))
+
+
+def test_a_run_whose_envs_fail_saves_and_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer(load_config(None, small(env="InvertedPendulum-v5", total_timesteps=10_000)))
+    good, calls = trainer.env.step, iter(range(10**6))
+
+    def step(action: torch.Tensor) -> Any:
+        if next(calls) == 70:
+            raise EnvFailure("worker 0 died 5 times in a row: boom")
+        return good(action)
+
+    monkeypatch.setattr(trainer.env, "step", step)
+    with pytest.raises(EnvFailure, match="boom"):
+        trainer.run()
+    (saved,) = checkpoint.list_checkpoints(trainer.run_dir)
+    assert checkpoint.read_metadata(saved)["iteration"] == 2
+
+
+def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot be written"):
+        train(env="InvertedPendulum-v5", total_timesteps=128, runs_dir=str(tmp_path / "file"), **small())
