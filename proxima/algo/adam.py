@@ -29,8 +29,8 @@ class AdamState:
 
         return cls(
             param,
-            torch.zeros_like(param),
-            torch.zeros_like(param),
+            torch.zeros_like(param, requires_grad=False),
+            torch.zeros_like(param, requires_grad=False),
             scalar(0.0),
             scalar(learning_rate),
             scalar(loss_scale),

@@ -62,7 +62,9 @@ class Learner:
             p.data = flat[start : start + p.numel()].view_as(p)
             start += p.numel()
         scale = 2.0**16 if config.optimizer.precision == "fp16" else 1.0
-        self.state = AdamState.start(flat, learning_rate=config.optimizer.learning_rate, loss_scale=scale)
+        self.state = AdamState.start(
+            flat.requires_grad_(), learning_rate=config.optimizer.learning_rate, loss_scale=scale
+        )
         self.compiled = self._wants_compile()
         self._step: Callable[..., Tensor] = self._first_compiled_step if self.compiled else self._eager_step
 
@@ -180,12 +182,11 @@ class Learner:
     ) -> Tensor:
         """One optimizer step on the mean gradient of the minibatches; returns their mean metrics `[7]`."""
         optimizer = self.config.optimizer
-        param = state.param.detach().requires_grad_()
-        gradient, metrics = torch.zeros_like(state.param), torch.zeros_like(state.param[: len(LossTerms._fields)])
+        gradient, metrics = state.mean.new_zeros(()), state.mean.new_zeros(())
         for index in indices:
-            terms = self._loss(param, {key: x[index] for key, x in obs.items()}, [x[index] for x in data])
+            terms = self._loss(state.param, {key: x[index] for key, x in obs.items()}, [x[index] for x in data])
             scaled = terms.loss * state.loss_scale if optimizer.precision == "fp16" else terms.loss
-            gradient = gradient + torch.autograd.grad(scaled, param)[0]
+            gradient = gradient + torch.autograd.grad(scaled, state.param)[0]
             metrics = metrics + torch.stack([term.detach() for term in terms])
         share = 1.0 / len(indices)
         with torch.no_grad():
