@@ -7,9 +7,7 @@ import difflib
 import importlib
 import importlib.util
 import re
-import sys
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
@@ -92,21 +90,6 @@ def find_spec(env_id: str) -> EnvSpec:
 def with_kwargs(spec: EnvSpec, env_kwargs: Any) -> EnvSpec:
     """A copy of the spec that carries the keywords; Gymnasium then copies them for each env it makes."""
     return replace(spec, kwargs={**spec.kwargs, **dict(env_kwargs or {})})
-
-
-def import_gymnasium_mujoco() -> None:
-    """Import Gymnasium's MuJoCo package, also where imageio is not installed.
-
-    It imports imageio for the screenshot key of its window, which training never opens.
-    """
-    absent = "imageio" not in sys.modules and importlib.util.find_spec("imageio") is None
-    if absent:
-        sys.modules["imageio"] = ModuleType("imageio")
-    try:
-        importlib.import_module("gymnasium.envs.mujoco")
-    finally:
-        if absent:
-            del sys.modules["imageio"]
 
 
 def missing_package(spec: EnvSpec) -> str | None:

@@ -20,7 +20,8 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import TimeLimit
 
-from proxima.envs.catalog import find_spec, import_gymnasium_mujoco, with_kwargs
+from proxima.envs.catalog import find_spec, with_kwargs
+from proxima.envs.mujoco_warnings import model_warnings
 from proxima.envs.spaces import Buffers, Layout, layout_of
 from proxima.errors import EnvFailure, UsageError
 
@@ -103,9 +104,9 @@ class Recipe:
         try:
             if self.module:
                 importlib.import_module(self.module)
-            if str(self.spec.entry_point).startswith("gymnasium.envs.mujoco."):
-                import_gymnasium_mujoco()
-            env = gym.make(self.spec, max_episode_steps=self.max_episode_steps, disable_env_checker=True)
+            is_mujoco = str(self.spec.entry_point).startswith("gymnasium.envs.mujoco.")
+            with model_warnings() if is_mujoco else contextlib.nullcontext():
+                env = gym.make(self.spec, max_episode_steps=self.max_episode_steps, disable_env_checker=True)
             for wrapper in self.wrappers:
                 env = wrapper(env)
             return env

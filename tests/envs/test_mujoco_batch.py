@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from proxima.envs.base import ExactState, Step
-from proxima.envs.mujoco_batch import MujocoBatchEnv, can_serve, import_gymnasium_mujoco, served_ids, why_not
+from proxima.envs.mujoco_batch import MujocoBatchEnv, can_serve, served_ids, why_not
 from proxima.envs.mujoco_batch.env import available_cores
 from proxima.envs.mujoco_batch.physics import ContactForcePhysics, Physics
 from proxima.errors import EnvFailure, UsageError
@@ -55,7 +55,6 @@ def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without Gymnasium's advice to use v5, and with MuJoCo's log file out of the tree."""
     monkeypatch.setattr(gymnasium.logger, "min_level", gymnasium.logger.ERROR)
     monkeypatch.chdir(tmp_path)
-    import_gymnasium_mujoco()
 
 
 @pytest.fixture

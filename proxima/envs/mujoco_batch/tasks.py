@@ -4,21 +4,17 @@ import difflib
 import importlib
 import importlib.util
 import inspect
-import sys
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from types import ModuleType
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
-import mujoco
 
 from proxima.envs.mujoco_batch.arms import Pusher, Reacher
 from proxima.envs.mujoco_batch.base import Task
 from proxima.envs.mujoco_batch.contact_bodies import Ant, Humanoid, HumanoidStandup
 from proxima.envs.mujoco_batch.locomotion import HalfCheetah, Hopper, Swimmer, Walker2d
 from proxima.envs.mujoco_batch.pendulums import InvertedDoublePendulum, InvertedPendulum
+from proxima.envs.mujoco_warnings import model_warnings
 from proxima.errors import UsageError
 
 # By Gymnasium's entry point, so that an id re-registered for another class is not taken for Gymnasium's own.
@@ -74,49 +70,14 @@ def make_template(env_id: str, env_kwargs: Mapping[str, Any] | None) -> tuple[An
     spec = gymnasium.registry[env_id]
     entry_point = _entry_point(spec)
     module, _, name = entry_point.partition(":")
-    import_gymnasium_mujoco()
     class_ = getattr(importlib.import_module(module), name)
     kwargs = {**spec.kwargs, **(env_kwargs or {})}
     _check_keywords(env_id, class_, kwargs)
     try:
-        with _model_warnings():
+        with model_warnings():
             return class_(**kwargs), TASKS[entry_point]
     except OSError as error:
         raise UsageError(f"{env_id}: {error}") from error
-
-
-def import_gymnasium_mujoco() -> None:
-    """Import Gymnasium's MuJoCo package, also without imageio.
-
-    It imports imageio for the screenshot key of its window, which training never opens.
-    """
-    absent = importlib.util.find_spec("imageio") is None
-    if absent:
-        sys.modules["imageio"] = ModuleType("imageio")
-    try:
-        importlib.import_module("gymnasium.envs.mujoco")
-    finally:
-        if absent:
-            del sys.modules["imageio"]
-
-
-@contextmanager
-def _model_warnings() -> Iterator[None]:
-    """Hand MuJoCo's warnings to Python, or it writes them to a file in the working folder.
-
-    Those of deprecation are dropped: they are about Gymnasium's model files, which the user cannot mend.
-    """
-
-    def warn(message: str) -> None:
-        if "deprecated" not in message:
-            warnings.warn(f"MuJoCo: {message}", stacklevel=2)
-
-    previous = mujoco.get_mju_user_warning()
-    mujoco.set_mju_user_warning(warn)
-    try:
-        yield
-    finally:
-        mujoco.set_mju_user_warning(previous)
 
 
 def _entry_point(spec: Any) -> str:
