@@ -248,16 +248,8 @@ class Config:
         return notices
 
 
-SECTIONS: dict[str, type] = {
-    "run": RunOptions,
-    "env": EnvOptions,
-    "policy": PolicyOptions,
-    "ppo": PPOOptions,
-    "optimizer": OptimizerOptions,
-    "normalize": NormalizeOptions,
-    "checkpoint": CheckpointOptions,
-    "track": TrackOptions,
-}
+SECTIONS: dict[str, type] = {name: type(section) for name, section in vars(Config()).items()}
+"""The class of every section, by its name in YAML."""
 
 
 @cache

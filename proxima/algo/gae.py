@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from proxima.algo.recurrence import linear_recurrence
+
 
 def gae(
     reward: Tensor,
@@ -30,14 +32,7 @@ def gae(
     """
     delta = torch.where(terminated, reward, reward + discount * next_value) - value
     carry = torch.where(ended, 0.0, torch.as_tensor(discount * lambda_, dtype=delta.dtype, device=delta.device))
-    advantage = torch.empty_like(delta)
-    following = torch.zeros_like(delta[0])
-    # One fused operation a step: on the CPU the loop costs microseconds a row.
-    for row, delta_t, carry_t in zip(
-        reversed(advantage.unbind()), reversed(delta.unbind()), reversed(carry.unbind()), strict=True
-    ):
-        following = torch.addcmul(delta_t, carry_t, following, out=row)
-    return advantage
+    return linear_recurrence(delta, carry, torch.zeros_like(delta[0]), reverse=True)
 
 
 def next_values(value: Tensor, last_value: Tensor, final_value: Tensor, final_index: Tensor) -> Tensor:

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from proxima.algo.recurrence import linear_recurrence
+
 
 class RunningMoments(nn.Module):
     """Mean and variance of a stream of batches (Chan et al. 1983), in float64."""
@@ -81,14 +83,10 @@ class RewardNormalizer(nn.Module):
 
         `discount` is gamma, or `[T, N]` of gamma ** duration.
         """
-        returns = torch.empty(reward.shape, dtype=torch.float64, device=reward.device)
-        decay = torch.as_tensor(discount, dtype=torch.float64, device=reward.device).expand_as(reward)
-        running = self.running
-        reward64, keep = reward.double(), ~ended
-        for t in range(len(reward)):
-            returns[t] = running * decay[t] + reward64[t]
-            running = returns[t] * keep[t]
-        self.running.copy_(running)
+        reward64, keep = reward.double(), (~ended).double()
+        carry = torch.cat((torch.ones_like(keep[:1]), keep[:-1])) * discount
+        returns = linear_recurrence(reward64, carry, self.running)
+        self.running.copy_(returns[-1] * keep[-1])
         self.moments.update(returns)
         scaled = reward64 * (self.moments.var + 1e-8).rsqrt()
         return scaled.clamp(-self.clip, self.clip).to(reward.dtype)

@@ -46,10 +46,12 @@ class Tracker:
                 TextColumn("[bold]steps"),
                 BarColumn(bar_width=None),
                 MofNCompleteColumn(),
+                TextColumn("ETA"),
                 TimeRemainingColumn(compact=True),
                 TextColumn("{task.fields[summary]}"),
                 console=console,
                 expand=True,
+                refresh_per_second=4,
             )
             self._task = self._bar.add_task("train", total=total_steps, completed=first_step, summary="")
             self._bar.start()

@@ -11,6 +11,7 @@ import yaml
 
 from proxima import checkpoint, load_policy, train
 from proxima.config import load_config
+from proxima.envs.make import list_envs
 from proxima.errors import EnvFailure, UsageError
 from proxima.training.trainer import Trainer
 
@@ -142,3 +143,14 @@ def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be written"):
         train(env="InvertedPendulum-v5", total_timesteps=128, runs_dir=str(tmp_path / "file"), **small())
+
+
+INSTALLED = [
+    listing.id for listing in list_envs() if listing.newest and listing.missing is None and "Probe" not in listing.id
+]
+
+
+@pytest.mark.parametrize("env_id", INSTALLED)
+def test_every_listed_env_trains(env_id: str) -> None:
+    options = {"num_envs": 2, "num_steps": 8, "minibatch_size": 8, "update_epochs": 1, "save_checkpoint": False}
+    assert train(env=env_id, total_timesteps=16, **small(**options)).global_step == 16
