@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def linear_recurrence(term: Tensor, carry: Tensor, start: Tensor, *, reverse: bool = False) -> Tensor:
-    """`y_t = term_t + carry_t y_{t-1}` from `y_{-1} = start`; in reverse, `y_t = term_t + carry_t y_{t+1}` from the end.
+    """`y_t = term_t + carry_t y_{t-1}` from `y_{-1} = start`; in reverse, `y_t = term_t + carry_t y_{t+1}`.
 
     Args:
         term: `[T, N]`.
