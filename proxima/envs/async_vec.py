@@ -26,6 +26,7 @@ import cloudpickle  # type: ignore[import-untyped]
 from proxima.envs import worker as wire
 from proxima.envs.env_group import Recipe, Wrapper, restart_seed
 from proxima.envs.gym_vec import MAX_FAILURES, GymVecEnv, logger
+from proxima.envs.plain import Plain
 from proxima.envs.spaces import Layout, buffer_bytes, map_buffers
 from proxima.errors import EnvFailure, UsageError
 
@@ -321,6 +322,31 @@ class AsyncVecEnv(GymVecEnv):
             except WorkerDied as death:
                 self._mark_lost(worker)
                 self._revive(worker, death)
+
+    def _get_env_states(self) -> list[Plain]:
+        for worker in self._workers:
+            worker.command(wire.GET_STATE)
+        return [state for worker in self._workers for state in self._answer(worker)]
+
+    def _set_env_states(self, states: list[Plain]) -> None:
+        self._settle()
+        for worker in self._workers:
+            arguments = {"states": states[worker.start : worker.stop], "base_seed": self._base_seed}
+            worker.command(wire.SET_STATE + wire.frame(pickle.dumps(arguments)), at_least=_BUILD_SECONDS)
+        for worker in self._workers:
+            self._answer(worker)
+
+    def _why_inexact(self) -> str | None:
+        self._workers[0].command(wire.WHY_INEXACT, at_least=_BUILD_SECONDS)
+        answer: str | None = self._answer(self._workers[0])
+        return answer
+
+    def _answer(self, worker: Worker) -> Any:
+        """What a worker says to a question that is not a step; one that dies over it is no longer of use."""
+        try:
+            return worker.wait()[1]
+        except WorkerDied as death:
+            raise EnvFailure(f"worker {worker.index} of env {self.env_id!r} {death.summary}") from None
 
     def _reset_command(self, seeds: Sequence[int | None], *, spread_over: int) -> bytes:
         arguments = {"bank": self._bank, "seeds": seeds, "base_seed": self._base_seed, "spread_over": spread_over}

@@ -79,6 +79,10 @@ class VecEnv(ABC):
     def close(self) -> None:
         """Free processes and memory. Calling it twice is harmless."""
 
+    def why_inexact(self) -> str | None:
+        """Why a resume from `get_state` would not be exact; None where it is."""
+        return None if isinstance(self, ExactState) else "its state cannot be taken"
+
     def counters(self) -> dict[str, int]:
         """Cumulative counts that go to the metrics of every iteration, such as restarted workers."""
         return {}

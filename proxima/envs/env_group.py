@@ -18,10 +18,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.wrappers import TimeLimit
 
 from proxima.envs.catalog import find_spec, with_kwargs
 from proxima.envs.mujoco_warnings import model_warnings
+from proxima.envs.plain import Plain
+from proxima.envs.snapshot import Snapshot, time_limit, why_inexact
 from proxima.envs.spaces import Buffers, Layout, layout_of
 from proxima.errors import EnvFailure, UsageError
 
@@ -134,14 +135,6 @@ def restart_seed(base_seed: int, env_index: int, restarts: int) -> int:
     return int(np.random.SeedSequence((base_seed, env_index, restarts)).generate_state(1)[0])
 
 
-def _time_limit(env: Any) -> TimeLimit | None:
-    while isinstance(env, gym.Wrapper):
-        if isinstance(env, TimeLimit):
-            return env
-        env = env.env
-    return None
-
-
 class EnvGroup:
     """Envs `start` to `stop` of a vector env, stepped one after another, results written into buffers.
 
@@ -156,6 +149,7 @@ class EnvGroup:
         self._recipe = recipe
         self._base_seed = 0
         self._envs = [recipe.build() for _ in range(start, stop)]
+        self._snapshots = [Snapshot(env) for env in self._envs]
         try:
             self.layout: Layout = layout_of(self._envs[0])
         except ENV_ERRORS as error:
@@ -176,12 +170,13 @@ class EnvGroup:
         self._base_seed = base_seed
         for row, seed in enumerate(seeds):
             try:
+                self._snapshots[row].before_reset(seed)
                 obs, _ = self._envs[row].reset(seed=seed)
                 self.layout.observation.write(obs, self._buffers.obs[bank], row)
             except ENV_ERRORS:
                 self._replace(row, bank, "reset")
-            if spread_over and (limit := _time_limit(self._envs[row])) is not None:
-                limit._elapsed_steps = limit._max_episode_steps * (self.start + row) // spread_over
+            if spread_over and (limit := time_limit(self._envs[row])) is not None:
+                self._snapshots[row].set_elapsed(limit._max_episode_steps * (self.start + row) // spread_over)
 
     def step(self, bank: int) -> None:
         """Step every env with its action, and start the next episode where one ended."""
@@ -189,7 +184,9 @@ class EnvGroup:
         arrays = buffers.obs[bank]
         for row, env in enumerate(self._envs):
             try:
-                obs, reward, terminated, truncated, _ = env.step(self._action(row))
+                action = self._action(row)
+                self._snapshots[row].before_step(action)
+                obs, reward, terminated, truncated, _ = env.step(action)
                 ended = terminated or truncated
                 write(obs, buffers.final_obs if ended else arrays, row)
                 buffers.reward[row] = reward
@@ -202,10 +199,25 @@ class EnvGroup:
             buffers.failures[row] = 0
             if ended:
                 try:
+                    self._snapshots[row].before_reset(None)
                     obs, _ = env.reset()
                     write(obs, arrays, row)
                 except ENV_ERRORS:
                     self._replace(row, bank, "reset")
+
+    def get_state(self) -> list[Plain]:
+        """The exact state of every env."""
+        return [snapshot.capture() for snapshot in self._snapshots]
+
+    def set_state(self, states: Sequence[Plain], *, base_seed: int) -> None:
+        """Put states of `get_state` into the envs."""
+        self._base_seed = base_seed
+        for snapshot, state in zip(self._snapshots, states, strict=True):
+            snapshot.restore(state)
+
+    def why_inexact(self) -> str | None:
+        """Why a state put into another env does not go on exactly; None where it was tried and does."""
+        return why_inexact(self._recipe.build)
 
     def close(self) -> None:
         """Close every env, whatever they say to it."""
@@ -250,7 +262,9 @@ class EnvGroup:
                 with contextlib.suppress(*ENV_ERRORS):
                     self._envs[row].close()
                 self._envs[row] = self._recipe.build()
+                self._snapshots[row] = Snapshot(self._envs[row])
                 seed = restart_seed(self._base_seed, failure.env_index, int(buffers.restarts[row]))
+                self._snapshots[row].before_reset(seed)
                 obs, _ = self._envs[row].reset(seed=seed)
                 self.layout.observation.write(obs, buffers.obs[bank], row)
                 return

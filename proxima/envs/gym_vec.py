@@ -15,6 +15,7 @@ from torch import Tensor
 
 from proxima.envs.base import Episodes, Obs, Step, VecEnv
 from proxima.envs.env_group import EnvGroup, Failure, Recipe, Wrapper
+from proxima.envs.plain import Plain, pack, unpack
 from proxima.envs.spaces import Buffers, Layout, buffer_bytes, map_buffers
 from proxima.errors import EnvFailure, UsageError
 
@@ -39,6 +40,8 @@ class GymVecEnv(VecEnv):
         self._bank = 0
         self._started = False
         self._restarts = 0
+        self._tried = False
+        self._obstacle: str | None = None
         self._closed = False
 
     def _lay_out(self, layout: Layout, buffers: Buffers) -> None:
@@ -112,6 +115,44 @@ class GymVecEnv(VecEnv):
             episodes=self._episodes,
         )
 
+    def get_state(self) -> dict[str, Any]:
+        """Everything needed to go on exactly, as far as `why_inexact` allows."""
+        text, data = pack(self._get_env_states())
+        return {
+            "envs": {"text": text, "data": torch.from_numpy(data)},
+            "obs": {key: x.clone() for key, x in self._obs[self._bank].items()},
+            "statistics": {name: torch.from_numpy(array.copy()) for name, array in self._statistics().items()},
+            "base_seed": self._base_seed,
+            "restarts": self._restarts,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> Obs:
+        """Put a state back and return the observation that the policy acts on next."""
+        self._check_open()
+        self._base_seed, self._restarts, self._started = state["base_seed"], state["restarts"], True
+        self._set_env_states(unpack(state["envs"]["text"], state["envs"]["data"].numpy()))
+        for name, array in self._statistics().items():
+            array[:] = state["statistics"][name].numpy()
+        for key, x in self._obs[self._bank].items():
+            x.copy_(state["obs"][key])
+        return self._obs[self._bank]
+
+    def why_inexact(self) -> str | None:
+        """Tried on two envs of their own, once."""
+        if not self._tried:
+            self._tried, self._obstacle = True, self._why_inexact()
+        return self._obstacle
+
+    def _statistics(self) -> dict[str, np.ndarray]:
+        """What is kept beside the envs: episodes in flight and failures."""
+        return {
+            "ended": self._ended,
+            "return": self._return,
+            "length": self._length,
+            "restarts": self._buffers.restarts,
+            "failures": self._buffers.failures,
+        }
+
     def counters(self) -> dict[str, int]:
         """How many failed envs or workers have been replaced."""
         return {"worker_restarts": self._restarts}
@@ -123,6 +164,18 @@ class GymVecEnv(VecEnv):
     @abstractmethod
     def _step_envs(self) -> None:
         """Step every env with the actions in the buffers, results into the current bank."""
+
+    @abstractmethod
+    def _get_env_states(self) -> list[Plain]:
+        """The state of every env."""
+
+    @abstractmethod
+    def _set_env_states(self, states: list[Plain]) -> None:
+        """Put a state into every env."""
+
+    @abstractmethod
+    def _why_inexact(self) -> str | None:
+        """Try whether a state goes on exactly in another env."""
 
     def _report(self, failures: Sequence[Failure], *, worker: int | None = None) -> None:
         """Log and count the envs that raised."""
@@ -187,6 +240,15 @@ class SyncVecEnv(GymVecEnv):
             self._group.step(self._bank)
         finally:
             self._report_events()
+
+    def _get_env_states(self) -> list[Plain]:
+        return self._group.get_state()
+
+    def _set_env_states(self, states: list[Plain]) -> None:
+        self._group.set_state(states, base_seed=self._base_seed)
+
+    def _why_inexact(self) -> str | None:
+        return self._group.why_inexact()
 
     def _report_events(self) -> None:
         if self._group.events:

@@ -21,12 +21,16 @@ from typing import Any
 # Parent to worker. A step is one byte that names the bank for the observations; a reset is followed by a frame.
 STEP = (b"0", b"1")
 RESET = b"r"
+GET_STATE = b"g"
+SET_STATE = b"p"  # followed by a frame
+WHY_INEXACT = b"w"
 QUIT = b"q"
 # Worker to parent. DONE stands alone, the others are followed by a frame.
 DONE = b"."
 DONE_WITH_EVENTS = b"e"  # list[Failure]
 READY = b"l"  # Layout
 REFUSED = b"u"  # (message of the UsageError, traceback)
+ANSWER = b"a"  # what GET_STATE or WHY_INEXACT asked for
 GAVE_UP = b"x"  # (message of the EnvFailure, list[Failure])
 
 WHERE_ARE_YOU = signal.SIGUSR1  # the answer is a traceback on stderr
@@ -108,6 +112,12 @@ def _serve(sock: socket.socket) -> None:
         try:
             if command == RESET:
                 group.reset(**pickle.loads(receive_frame(sock)))
+            elif command == SET_STATE:
+                group.set_state(**pickle.loads(receive_frame(sock)))
+            elif command in (GET_STATE, WHY_INEXACT):
+                answer = group.get_state() if command == GET_STATE else group.why_inexact()
+                sock.sendall(ANSWER + frame(pickle.dumps(answer)))
+                continue
             elif command == QUIT:
                 group.close()
                 return
