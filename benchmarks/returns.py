@@ -125,6 +125,8 @@ def report() -> None:
     records = [json.loads(path.read_text()) for path in sorted(RECORDS.glob("*.json"))]
     groups = {task: [r for r in records if r["task"] == task] for task in TASKS}
     groups = {task: group for task, group in groups.items() if group}
+    if not groups:
+        raise SystemExit(f"no records in {RECORDS}: run it without --report first")
     plot(groups)
     lines = [
         "# Reached returns",

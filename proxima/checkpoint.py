@@ -5,6 +5,7 @@ A checkpoint is a folder `<name>-<iteration>-<mmdd_hhmmss>/` with `agent.pt` and
 """
 
 import hashlib
+import math
 import os
 import pickle
 import platform
@@ -25,6 +26,7 @@ from proxima.errors import UsageError
 
 FORMAT_VERSION = 1
 METADATA = "metadata.yaml"
+LINEAGE = "lineage.yaml"
 _FOLDER = re.compile(r".+-(\d+)-\d{4}_\d{6}$")
 
 
@@ -40,6 +42,18 @@ def save(run_dir: Path, *, name: str, iteration: int, files: Mapping[str, Any], 
     """
     target = run_dir / f"{name}-{iteration:05d}-{time.strftime('%m%d_%H%M%S')}"
     temporary = run_dir / f".{target.name}.tmp"
+    try:
+        _write(temporary, files, metadata)
+        shutil.rmtree(target, ignore_errors=True)
+        temporary.rename(target)
+        _fsync(run_dir)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return target
+
+
+def _write(temporary: Path, files: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     checksums = {}
@@ -62,14 +76,10 @@ def save(run_dir: Path, *, name: str, iteration: int, files: Mapping[str, Any], 
     for path in temporary.iterdir():
         _fsync(path)
     _fsync(temporary)
-    shutil.rmtree(target, ignore_errors=True)
-    temporary.rename(target)
-    _fsync(run_dir)
-    return target
 
 
 def find(path: str | Path) -> Path:
-    """The checkpoint that `path` means: itself, the newest of a run, or the newest of the newest run of a name."""
+    """The checkpoint that `path` means: itself, or the newest whole one of a run, or of the newest run of a name."""
     path = Path(path)
     if not path.exists():
         raise UsageError(f"{path} does not exist: give a checkpoint folder or a run folder.")
@@ -77,22 +87,38 @@ def find(path: str | Path) -> Path:
         return path
     runs = [path, *sorted((p for p in path.iterdir() if p.is_dir()), reverse=True)] if path.is_dir() else []
     for run in runs:
-        checkpoints = list_checkpoints(run)
-        if checkpoints:
-            return checkpoints[-1]
-    raise UsageError(f"{path} holds no checkpoint: a run writes one at its end, or every --checkpoint-freq steps.")
+        found = newest_whole(run)
+        if found is not None:
+            return found
+    parent = _resumed_from(path)
+    hint = f"; it was resumed from {parent}: use that." if parent else ": runs write one at their end."
+    raise UsageError(f"{path} holds no whole checkpoint{hint}")
 
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
-    """The whole checkpoints of a run, oldest first."""
+    """The checkpoints of a run, oldest first."""
     found = [(int(m[1]), p) for p in run_dir.iterdir() if (m := _FOLDER.match(p.name)) and (p / METADATA).is_file()]
     return [path for _, path in sorted(found)]
 
 
+def newest_whole(run_dir: Path) -> Path | None:
+    """The newest checkpoint of a run whose files are all as they were written."""
+    return next((path for path in reversed(list_checkpoints(run_dir)) if _damage(path) is None), None)
+
+
 def prune(run_dir: Path, *, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints of a run."""
-    for path in list_checkpoints(run_dir)[:-keep]:
-        shutil.rmtree(path, ignore_errors=True)
+    """Delete all but the newest `keep` checkpoints of a run and the one with the best return."""
+    paths = list_checkpoints(run_dir)
+    returns = {path: _episode_return(path) for path in paths}
+    best = max(paths, key=lambda path: returns[path], default=None)
+    for path in paths[:-keep]:
+        if path != best:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def write_lineage(run_dir: Path, lineage: list[str]) -> None:
+    """Note in a run's folder which checkpoints it descends from, the first run's first."""
+    (run_dir / LINEAGE).write_text(yaml.safe_dump({"lineage": lineage}))
 
 
 def read_metadata(checkpoint: Path) -> dict[str, Any]:
@@ -115,15 +141,47 @@ def read_metadata(checkpoint: Path) -> dict[str, Any]:
 def read(checkpoint: Path, file_name: str) -> Any:
     """One file of a checkpoint, checked against its checksum and loaded without executing anything."""
     path = checkpoint / file_name
-    expected = read_metadata(checkpoint)["checksums"].get(file_name)
-    if expected is None or not path.is_file():
-        raise UsageError(f"{checkpoint} has no {file_name}: it was saved without it, or is not whole.")
-    if _checksum(path) != expected:
-        raise UsageError(f"{path} is damaged (its checksum differs from metadata.yaml): use another checkpoint.")
+    if file_name not in read_metadata(checkpoint)["checksums"]:
+        raise UsageError(f"{checkpoint} has no {file_name}: it was saved without what a resume needs.")
+    damage = _damage(checkpoint, file_name)
+    if damage is None:
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True)
+        except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+            damage = f"{path} cannot be read safely ({str(error).splitlines()[0].rstrip('.')})"
+    whole = next((p for p in reversed(list_checkpoints(checkpoint.parent)) if p != checkpoint and not _damage(p)), None)
+    raise UsageError(f"{damage}: use {whole}." if whole else f"{damage}, and its run has no other checkpoint.")
+
+
+def _damage(checkpoint: Path, file_name: str | None = None) -> str | None:
+    """What is wrong with a checkpoint's files, or with one of them; None if nothing is."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise UsageError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+        checksums = read_metadata(checkpoint)["checksums"]
+    except UsageError as error:
+        return str(error).rstrip(".")
+    for name, expected in checksums.items():
+        path = checkpoint / name
+        if file_name in (None, name) and not path.is_file():
+            return f"{path} is missing"
+        if file_name in (None, name) and _checksum(path) != expected:
+            return f"{path} is damaged (its checksum differs from metadata.yaml)"
+    return None
+
+
+def _episode_return(checkpoint: Path) -> float:
+    try:
+        value = float(read_metadata(checkpoint).get("episode_return"))  # type: ignore[arg-type]
+    except (UsageError, TypeError, ValueError):
+        return -math.inf
+    return -math.inf if math.isnan(value) else value
+
+
+def _resumed_from(run_dir: Path) -> str | None:
+    try:
+        lineage = yaml.safe_load((run_dir / LINEAGE).read_text())["lineage"]
+    except (OSError, TypeError, KeyError, yaml.YAMLError):
+        return None
+    return str(lineage[-1]) if lineage else None
 
 
 def _checksum(path: Path) -> str:

@@ -2,12 +2,15 @@
 
 import argparse
 import logging
+import os
+import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import proxima
-from proxima.config import SECTIONS, all_options, find_option, option_names
+from proxima.config import SECTIONS, all_options, find_option
 from proxima.errors import ProximaError, UsageError
 from proxima.options import Option, nearest
 
@@ -26,9 +29,8 @@ class Parser(argparse.ArgumentParser):
         arguments, unknown = self.parse_known_args([_with_dashes(argument) for argument in argv])
         if unknown:
             flag = unknown[0].split("=", 1)[0]
-            flags = [f"--{name.replace('_', '-')}" for name in (*option_names(), "config", *_names(_RESUME_ALIASES))]
             what = "flag" if flag.startswith("-") else "argument"
-            hint = nearest(flag, flags) if what == "flag" else ""
+            hint = nearest(flag, arguments.flags) if what == "flag" else ""
             raise UsageError(f"unknown {what} {flag}.{hint} See {self.prog} {arguments.command} --help.")
         return arguments
 
@@ -57,7 +59,7 @@ def _parser() -> Parser:
     train = commands.add_parser(
         "train",
         help="train a policy",
-        usage="proxima train [--config FILE | --resume-from PATH] [options]",
+        usage="proxima train [--config FILE] [--resume-from PATH] [options]",
         description="Train a policy. Options come from defaults, then the config file, then flags.",
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
@@ -67,7 +69,7 @@ def _parser() -> Parser:
         *_RESUME_ALIASES,
         dest="resume_from",
         metavar="PATH",
-        help="go on from a checkpoint or the newest one of a run, with its options; --total-timesteps may be raised",
+        help="go on from a checkpoint, or the newest whole one of a run, with its options and those given here",
     )
     for section, cls in SECTIONS.items():
         group = train.add_argument_group(f"{section}: {cls.__doc__}")
@@ -92,6 +94,8 @@ def _parser() -> Parser:
     envs = commands.add_parser("envs", help="list what can be trained, and by which back end", allow_abbrev=False)
     envs.add_argument("filter", nargs="?", default="", help="show only ids that contain this")
     envs.set_defaults(function=_envs)
+    for command in (train, resume, evaluate, envs):
+        command.set_defaults(flags=list(command._option_string_actions))
     return parser
 
 
@@ -118,10 +122,6 @@ def _with_dashes(argument: str) -> str:
     return flag.replace("_", "-") + equals + value if flag.startswith("--") else argument
 
 
-def _names(flags: Sequence[str]) -> list[str]:
-    return [flag.removeprefix("--") for flag in flags]
-
-
 def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
     """The options that were given as flags, checked at once so that a bad one is named before anything is built."""
     given = {name: value for name, value in vars(arguments).items() if name in all_options()}
@@ -132,10 +132,7 @@ def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    overrides = _overrides(arguments)
-    if arguments.resume_from is not None and arguments.config is not None:
-        raise UsageError("--config and --resume-from exclude each other: a resume takes the options of its checkpoint.")
-    return _run_training(arguments.config, arguments.resume_from, overrides)
+    return _run_training(arguments.config, arguments.resume_from, _overrides(arguments))
 
 
 def _resume(arguments: argparse.Namespace) -> int:
@@ -144,22 +141,20 @@ def _resume(arguments: argparse.Namespace) -> int:
 
 
 def _run_training(config: str | None, resume_from: str | None, overrides: dict[str, Any]) -> int:
-    from rich.logging import RichHandler
-
-    from proxima.track.tracker import make_console
+    from proxima.track.tracker import log_handler, make_console
     from proxima.training.trainer import train
 
     console = make_console()
-    handler = RichHandler(console=console, show_time=False, show_path=False, markup=False)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[log_handler(console)])
     result = train(config, resume_from=resume_from, console=console, **overrides)
-    where = result.checkpoint or result.run_dir
+    # As the user called it, so that the lines can be pasted where the virtual environment is not active.
+    folder = "" if shutil.which("proxima") else f"{os.path.relpath(Path(sys.executable).parent)}/"
     print(f"run folder   {result.run_dir}")
     print(f"final return {result.episode_return:,.1f} (mean of the last 100 training episodes)")
     if result.checkpoint is not None:
-        print(f"evaluate     proxima evaluate {where}")
-        print(f"resume       proxima resume {result.run_dir} --total-timesteps {2 * result.global_step}")
-    print(f"TensorBoard  tensorboard --logdir {result.run_dir.parent}")
+        print(f"evaluate     {folder}proxima evaluate {result.checkpoint}")
+        print(f"resume       {folder}proxima resume {result.run_dir} --total-timesteps {2 * result.global_step}")
+    print(f"TensorBoard  {folder}tensorboard --logdir {result.run_dir.parent}")
     return 0
 
 

@@ -45,7 +45,7 @@ class EnvOptions:
     """Gymnasium id; `proxima envs` lists them."""
     env_kwargs: dict[str, Any] = option({})
     """Keyword arguments of the env, such as '{forward_reward_weight: 2.0}'."""
-    num_envs: int = option(8, aliases=["n_envs"], at_least=1)
+    num_envs: int = option(8, aliases=["n_envs"], at_least=1, at_most=1_000_000)
     """Environments that run in parallel."""
     vec_env_mode: Literal["auto", "batch", "sync", "async"] = option("auto")
     """batch: native physics threads; sync: this process; async: worker processes; auto: batch if it can, else sync."""
@@ -89,7 +89,7 @@ class PolicyOptions:
 class PPOOptions:
     """The algorithm."""
 
-    num_steps: int = option(2048, aliases=["n_steps"], at_least=1)
+    num_steps: int = option(2048, aliases=["n_steps"], at_least=1, at_most=10_000_000)
     """Steps per env and iteration."""
     update_epochs: int = option(10, aliases=["epochs", "n_epochs"], at_least=1)
     """Passes over the batch in each iteration."""
@@ -158,13 +158,17 @@ class CheckpointOptions:
     """What is kept on disk besides the metrics."""
 
     save_checkpoint: bool = option(True)
-    """Write a checkpoint at the end, and every checkpoint_freq steps."""
+    """Write checkpoints: at the end, at Ctrl-C or SIGTERM, and as often as the next two say."""
     checkpoint_freq: int = option(0, at_least=0)
-    """Env steps between checkpoints; 0 writes only the last one."""
+    """Env steps between checkpoints; 0 writes none of these."""
+    checkpoint_minutes: float = option(10.0, at_least=0)
+    """Minutes between checkpoints; 0 writes none of these."""
     save_optimizer: bool = option(True)
     """Also save what a resume needs; without it a checkpoint serves inference only."""
     keep_checkpoints: int = option(3, at_least=1)
-    """Newest checkpoints of a run that are kept."""
+    """Newest checkpoints of a run that are kept; the one with the best return is kept as well."""
+    auto_resume: bool = option(False)
+    """Go on with the newest run of this name if there is one: what a job that may be preempted restarts with."""
 
 
 @dataclass
@@ -216,6 +220,10 @@ class Config:
         """Plain nested dicts, as in a YAML file."""
         return dataclasses.asdict(self)
 
+    def flat(self) -> dict[str, Any]:
+        """Every option by its name."""
+        return {name: value for section in self.to_dict().values() for name, value in section.items()}
+
     def validate(self) -> list[str]:
         """Raise a UsageError where options contradict each other; return notices about what will be done."""
         ppo, policy, notices = self.ppo, self.policy, []
@@ -241,6 +249,12 @@ class Config:
                 f"initial_std is {policy.initial_std:g}, but it must lie between min_std {policy.min_std:g} "
                 f"and max_std {policy.max_std:g}."
             )
+        if policy.std_mode == "state" and policy.min_std == policy.max_std:
+            raise UsageError(
+                f"min_std and max_std are both {policy.min_std:g}: for one deviation use --std-mode fixed."
+            )
+        if self.name in ("", ".", "..") or "/" in self.name or "\0" in self.name:
+            raise UsageError(f"name is {self.name!r}, but it must be usable as one folder's name, without '/'.")
         if self.optimizer.weight_decay and self.optimizer.optimizer == "adam":
             raise UsageError("weight_decay is set, but optimizer adam has none: use --optimizer adamw.")
         if not policy.hidden_sizes:
@@ -329,6 +343,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
                 flat[str(name)] = inner
         elif key in SECTIONS and value is None:
             continue
+        elif key in SECTIONS and key not in option_names():
+            raise UsageError(f"{path}: {key} is a section and needs 'name: value' lines under it, not {value!r}.")
         else:
             flat[str(key)] = value
     return flat

@@ -7,6 +7,7 @@ import ast
 import dataclasses
 import difflib
 import inspect
+import math
 import types
 import typing
 from collections.abc import Iterable
@@ -141,10 +142,14 @@ def _convert(value: Any, kind: Any, where: str) -> Any:
             raise UsageError(f"{where} is {value!r}, but it must be one of {', '.join(words)}.{nearest(text, words)}")
         return words[text]
     if origin is list:
-        items = value if isinstance(value, list | tuple) else str(value).strip("[]() ").replace(",", " ").split()
+        given = value if isinstance(value, list | tuple) else [value]
+        items = [part for item in given for part in str(item).strip("[]() ").replace(",", " ").split()]
         return [_convert(item, typing.get_args(inner)[0], where) for item in items]
     if origin is dict:
-        mapping = yaml.safe_load(value) if isinstance(value, str) else value
+        try:
+            mapping = yaml.safe_load(value) if isinstance(value, str) else _without_numpy(value)
+        except yaml.YAMLError:
+            mapping = None
         if not isinstance(mapping, dict):
             raise UsageError(f"{where} is {value!r}, but it must be a mapping such as '{{key: value}}'.")
         return mapping
@@ -156,6 +161,13 @@ def _convert(value: Any, kind: Any, where: str) -> Any:
     if inner in (int, float):
         return _number(value, inner, where)
     return str(value)
+
+
+def _without_numpy(value: Any) -> Any:
+    """NumPy's scalars and arrays as Python's own, which YAML can write."""
+    if isinstance(value, dict):
+        return {key: _without_numpy(item) for key, item in value.items()}
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _number(value: Any, kind: type, where: str) -> Any:
@@ -171,8 +183,8 @@ def _number(value: Any, kind: type, where: str) -> Any:
     except ValueError:
         expected = "a whole number" if kind is int else "a number"
         raise UsageError(f"{where} is {value!r}, but it must be {expected}.") from None
-    if number != number:
-        raise UsageError(f"{where} is {value!r}, but it must be a number.")
+    if not math.isfinite(number):
+        raise UsageError(f"{where} is {value!r}, but it must be a finite number.")
     if kind is int:
         if not number.is_integer():
             raise UsageError(f"{where} is {value!r}, but it must be a whole number.")

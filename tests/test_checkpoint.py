@@ -48,7 +48,7 @@ def test_a_hostile_file_executes_nothing_even_with_a_matching_checksum(tmp_path:
     metadata = (path / "metadata.yaml").read_text()
     old = checkpoint.read_metadata(path)["checksums"]["agent.pt"]
     (path / "metadata.yaml").write_text(metadata.replace(old, checkpoint._checksum(path / "agent.pt")))
-    with pytest.raises(UsageError, match=r"agent.pt cannot be read"):
+    with pytest.raises(UsageError, match=r"agent.pt cannot be read safely"):
         checkpoint.read(path, "agent.pt")
     assert not Path("executed").exists()
 
@@ -64,5 +64,5 @@ def test_foreign_metadata_is_refused(tmp_path: Path, text: str, message: str) ->
 
 
 def test_an_empty_run_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="holds no checkpoint"):
+    with pytest.raises(UsageError, match="holds no whole checkpoint"):
         checkpoint.find(tmp_path)

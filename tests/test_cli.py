@@ -33,6 +33,9 @@ def proxima(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         (["--env", "CartPole-v1", "--vec-env-mode", "batch"], "cannot run in batch mode"),
         (["--env", "CartPole-v1", "--distribution", "beta"], "leave it at auto"),
         (["--env", "HalfCheetah-v5", "--env-kwargs", "{reset_noise: 1}"], "reset_noise_scale"),
+        (["--env", "Ant-v5", "--env-kwargs", "{frame_skip: hello}"], "cannot build env 'Ant-v5'"),
+        (["--env", "Ant-v5", "--env-kwargs", "{healthy_z_range: 3}"], "cannot build env 'Ant-v5'"),
+        (["--num-steps", "10000000", "--num-envs", "1000"], "does not fit into memory"),
         (["--resume-from", "nowhere"], "nowhere does not exist"),
     ],
 )

@@ -53,6 +53,7 @@ def test_the_key_env_is_a_section_or_an_id(tmp_path: Path) -> None:
         ("total_timesteps", "1.5e6", 1_500_000),
         ("total-timesteps", "2_000_000", 2_000_000),
         ("hidden_sizes", "256,128", [256, 128]),
+        ("hidden_sizes", ["256,128"], [256, 128]),
         ("hidden_sizes", ["256", "128"], [256, 128]),
         ("target_kl", "none", None),
         ("target_kl", "0.02", 0.02),
@@ -75,12 +76,14 @@ def test_values_as_people_write_them(name: str, text: Any, value: Any) -> None:
         ({"lerning_rate": 1}, "Did you mean learning_rate"),
         ({"gamma": 1.2}, "gamma is 1.2, but it must be <= 1"),
         ({"gamma": "x"}, "gamma is 'x', but it must be a number"),
-        ({"gamma": "nan"}, "must be a number"),
+        ({"gamma": "nan"}, "must be a finite number"),
         ({"num_envs": 0}, "num_envs is 0, but it must be >= 1"),
         ({"num_envs": 1.5}, "must be a whole number"),
         ({"lr_schedule": "cosin"}, "Did you mean cosine"),
         ({"normalize_obs": "maybe"}, "must be True or False"),
         ({"env_kwargs": "3"}, "must be a mapping"),
+        ({"env_kwargs": "{a: "}, "must be a mapping"),
+        ({"learning_rate": "inf"}, "must be a finite number"),
         ({"hidden_sizes": "64,0"}, "must be >= 1"),
     ],
 )
@@ -97,6 +100,9 @@ def test_bad_values_are_named(overrides: dict[str, Any], message: str) -> None:
         ({"initial_std": 9.0}, "between min_std 0.01 and max_std 4"),
         ({"weight_decay": 0.1}, "use --optimizer adamw"),
         ({"hidden_sizes": []}, "hidden_sizes is empty"),
+        ({"name": "a/b"}, "usable as one folder's name"),
+        ({"name": ".."}, "usable as one folder's name"),
+        ({"std_mode": "state", "min_std": 1, "max_std": 1}, "use --std-mode fixed"),
     ],
 )
 def test_contradictions_are_named(overrides: dict[str, Any], message: str) -> None:
@@ -116,6 +122,7 @@ def test_a_batch_that_does_not_divide_is_announced() -> None:
         ("ppo:\n  num_envs: 3\n", "'num_envs' belongs in section 'env'"),
         ("ppo: [unclosed\n", "is not valid YAML at line 2"),
         ("just words\n", "must hold options"),
+        ("ppo: 5\n", "ppo is a section"),
         ("run:\n  seed: -1\n", "seed is -1, but it must be >= 0"),
     ],
 )

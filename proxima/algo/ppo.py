@@ -73,12 +73,13 @@ class Learner:
     @torch.no_grad()
     def prepare(self, rollout: Rollout) -> Batch:
         """Scale the rewards, evaluate the behaviour policy on the rollout, and estimate advantages."""
-        gamma, reward = self.config.ppo.gamma, rollout.reward
+        reward, discount = rollout.reward, rollout.discount(self.config.ppo.gamma)
         if self.config.normalize.normalize_reward:
-            reward = self.reward_normalizer(reward, ended=rollout.ended, discount=gamma)
+            reward = self.reward_normalizer(reward, ended=rollout.ended, discount=discount)
         obs = self.policy.normalizer(rollout.flat_obs())
         action = rollout.action.flatten(0, 1)
-        parts = [self._evaluate(obs, action, rows) for rows in self._chunks(obs)]
+        with self._autocast():  # as in the update, or the first ratio would not be 1
+            parts = [self._evaluate(obs, action, rows) for rows in self._chunks(obs)]
         old_log_prob, old_value = (torch.cat(column) for column in zip(*parts, strict=True))
         batch = Batch(obs, action, old_log_prob, old_value, old_value, old_value, reward)
         self._set_advantage(batch, rollout, old_value)
@@ -95,7 +96,7 @@ class Learner:
             next_values(value, last, final, rollout.final_index),
             terminated=rollout.terminated,
             ended=rollout.ended,
-            discount=ppo.gamma,
+            discount=rollout.discount(ppo.gamma),
             lambda_=ppo.gae_lambda,
         )
         batch.old_value = value.flatten()
@@ -107,7 +108,8 @@ class Learner:
 
     def _recompute_advantage(self, batch: Batch, rollout: Rollout) -> None:
         with torch.no_grad():
-            value = torch.cat([self.policy(_rows(batch.obs, rows))[1] for rows in self._chunks(batch.obs)])
+            with self._autocast():
+                value = torch.cat([self.policy(_rows(batch.obs, rows))[1] for rows in self._chunks(batch.obs)])
             self._set_advantage(batch, rollout, value)
 
     def _evaluate(self, obs: dict[str, Tensor], action: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
@@ -159,11 +161,15 @@ class Learner:
         }
 
     def _check_finite(self, epochs: list[Tensor]) -> None:
-        losses = torch.stack([torch.isfinite(rows[:, : len(LossTerms._fields)]).all() for rows in epochs])
-        if bool(losses.all()):
+        # An fp16 gradient may overflow: its step is then left out and the loss scale lowered.
+        columns = len(LossTerms._fields) if self.config.optimizer.precision == "fp16" else len(STEP_METRICS)
+        good = torch.stack([torch.isfinite(rows[:, :columns]).all() for rows in epochs])
+        if bool(good.all()) and bool(torch.isfinite(self.state.param).all()):
             return
-        epoch = int((~losses).nonzero()[0])
-        row, column = (int(i) for i in (~torch.isfinite(epochs[epoch])).nonzero()[0])
+        if bool(good.all()):
+            raise NonFiniteError("the update made a weight infinite or NaN: try a lower learning_rate.")
+        epoch = int((~good).nonzero()[0])
+        row, column = (int(i) for i in (~torch.isfinite(epochs[epoch][:, :columns])).nonzero()[0])
         raise NonFiniteError(
             f"the {STEP_METRICS[column]} became {float(epochs[epoch][row, column])} in epoch {epoch + 1}, minibatch "
             f"{row + 1} of the update: try a lower learning_rate or max_grad_norm, or check the env's rewards."
@@ -199,8 +205,8 @@ class Learner:
 
     def _loss(self, param: Tensor, obs: dict[str, Tensor], data: list[Tensor]) -> LossTerms:
         action, old_log_prob, old_value, advantage, return_ = data
-        ppo, precision = self.config.ppo, self.config.optimizer.precision
-        with torch.autocast(self.device.type, _AUTOCAST[precision], enabled=precision != "fp32"):
+        ppo = self.config.ppo
+        with self._autocast():
             # A shared trunk is one module: tying its weights by name would swap them twice and restore them wrongly.
             distribution, value = functional_call(self.policy, self._views(param), (obs,), tie_weights=False)
         return ppo_loss(
@@ -218,6 +224,10 @@ class Learner:
             normalize_advantage=ppo.normalize_advantage == "minibatch",
         )
 
+    def _autocast(self) -> torch.autocast:
+        precision = self.config.optimizer.precision
+        return torch.autocast(self.device.type, _AUTOCAST[precision], enabled=precision != "fp32")
+
     def _views(self, flat: Tensor) -> dict[str, Tensor]:
         parts = flat.split([shape.numel() for shape in self._shapes.values()])
         return {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
@@ -231,6 +241,7 @@ class Learner:
 
     def _first_compiled_step(self, *args: Any) -> Tensor:
         """Compile on the first call; where that cannot be done, say so once and go on without."""
+        torch._dynamo.reset()  # the cache is the function's: learners of earlier runs in this process would fill it
         compiled = torch.compile(self._eager_step, fullgraph=True, dynamic=False)
         try:
             # Lets the gradient be taken inside the one compiled graph.

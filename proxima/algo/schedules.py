@@ -16,7 +16,7 @@ def scheduled(schedule: str, initial: float, progress: float) -> float:
 def adapted(learning_rate: float, kl: float, desired_kl: float) -> float:
     """Follow the measured KL: 1.5 times less when it is above twice the desired one, more when below half of it."""
     if kl > 2.0 * desired_kl:
-        return max(1e-5, learning_rate / 1.5)
+        return min(learning_rate, max(1e-5, learning_rate / 1.5))
     if kl < 0.5 * desired_kl:
-        return min(1e-2, learning_rate * 1.5)
+        return max(learning_rate, min(1e-2, learning_rate * 1.5))
     return learning_rate

@@ -1,6 +1,5 @@
 """Storage of one iteration's experience, `[T, N]`, filled in place and reused."""
 
-import math
 from collections.abc import Iterator
 
 import torch
@@ -19,7 +18,7 @@ class Rollout:
         action: Tensor,
         device: torch.device,
     ):
-        """`obs` and `action` are examples `[N, ...]` that give shapes and dtypes; float64 is kept as float32."""
+        """`obs` and `action` are examples `[N, ...]` that give shapes and dtypes; all but bytes is kept as float32."""
         self.num_steps, self.num_envs = num_steps, num_envs
         self.obs = {
             key: torch.zeros(num_steps + 1, *x.shape, dtype=_storage_dtype(x.dtype), device=device)
@@ -29,6 +28,7 @@ class Rollout:
         self.reward = torch.zeros(num_steps, num_envs, device=device)
         self.terminated = torch.zeros(num_steps, num_envs, dtype=torch.bool, device=device)
         self.truncated = torch.zeros(num_steps, num_envs, dtype=torch.bool, device=device)
+        self.duration: Tensor | None = None
         self.clear()
 
     def clear(self) -> None:
@@ -48,6 +48,10 @@ class Rollout:
     def ended(self) -> Tensor:
         """`[T, N]` bool."""
         return self.terminated | self.truncated
+
+    def discount(self, gamma: float) -> Tensor | float:
+        """Gamma, or `[T, N]` of gamma ** duration where actions were held."""
+        return gamma if self.duration is None else gamma ** self.duration.to(self.reward.dtype)
 
     @property
     def size(self) -> int:
@@ -76,11 +80,10 @@ def minibatch_indices(size: int, num_minibatches: int, generator: Generator) -> 
     yield from order.tensor_split(num_minibatches)
 
 
+def as_stored(obs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Observations as they are stored and as policies take them: bytes stay, all else is float32."""
+    return {key: x.to(_storage_dtype(x.dtype)) for key, x in obs.items()}
+
+
 def _storage_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype.is_floating_point else dtype
-
-
-def rollout_bytes(rollout: Rollout) -> int:
-    """Memory of the storage, for the log."""
-    tensors = [*rollout.obs.values(), rollout.action, rollout.reward, rollout.terminated, rollout.truncated]
-    return sum(math.prod(x.shape) * x.element_size() for x in tensors)
+    return torch.uint8 if dtype == torch.uint8 else torch.float32

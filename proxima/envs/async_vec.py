@@ -4,21 +4,14 @@ Workers are started as commands, not through `multiprocessing`, so that a user's
 shared memory is a file without a name, so that nothing is left behind however the processes end.
 """
 
-import contextlib
 import mmap
 import os
 import pickle
-import select
-import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -28,164 +21,12 @@ from proxima.envs.env_group import Recipe, Wrapper, restart_seed
 from proxima.envs.gym_vec import MAX_FAILURES, GymVecEnv, logger
 from proxima.envs.plain import Plain
 from proxima.envs.spaces import Layout, buffer_bytes, map_buffers
+from proxima.envs.worker_handle import BUILD_SECONDS, Worker, WorkerDied
 from proxima.errors import EnvFailure, UsageError
+from proxima.machine import available_cores
 
 STEP_TIMEOUT = 300.0
-_BUILD_SECONDS = 120.0  # a tight timeout for steps must not fail a slow start
 _CLOSE_SECONDS = 3.0
-_TAIL_BYTES = 4096
-_THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-_ONE_THREAD = dict.fromkeys((*_THREAD_COUNTS, "VECLIB_MAXIMUM_THREADS"), "1")
-
-
-class WorkerDied(Exception):
-    """A worker process is gone, or had to be killed; `tail` is the end of what it wrote to stderr."""
-
-    def __init__(self, reason: str, tail: str = "") -> None:
-        super().__init__(reason)
-        self.tail = tail
-
-    @property
-    def summary(self) -> str:
-        """The reason, with the line of stderr that says most: where the process was, else the last."""
-        lines = [line.strip() for line in self.tail.strip().splitlines()]
-        crash = [below for line, below in pairwise(lines) if line.startswith("Current thread")]
-        telling = (crash or lines)[-1:]
-        return f"{self}: {telling[0]}" if telling else str(self)
-
-
-class Worker:
-    """One process with the envs `start` to `stop`, seen from the parent."""
-
-    def __init__(self, index: int, start: int, stop: int, *, timeout: float | None) -> None:
-        self.index, self.start, self.stop, self.timeout = index, start, stop, timeout
-        self.deaths = 0  # in a row, without one good step between
-        self.pending = False  # a command has been sent and not been answered
-
-    def launch(self, order: Mapping[str, Any]) -> None:
-        """Start the process and tell it what to build; `wait` then gives READY or REFUSED."""
-        self._sock, theirs = socket.socketpair()
-        # The parent's own sys.path: a worker finds proxima and the user's modules wherever the parent found them.
-        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "proxima.envs.worker", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                env={**os.environ, **_ONE_THREAD, "PYTHONPATH": path},
-            )
-        assert self._process.stderr is not None
-        self._stderr = self._process.stderr.fileno()
-        os.set_blocking(self._stderr, False)
-        self._poller = select.poll()
-        self._poller.register(self._sock.fileno(), select.POLLIN)
-        self._poller.register(self._stderr, select.POLLIN)
-        self.command(
-            wire.frame(pickle.dumps({**order, "start": self.start, "stop": self.stop})), at_least=_BUILD_SECONDS
-        )
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._process.pid
-
-    def share(self, memory_fd: int) -> None:
-        """Hand the shared memory over."""
-        with contextlib.suppress(OSError):
-            socket.send_fds(self._sock, [b"m"], [memory_fd])
-
-    def command(self, data: bytes, *, at_least: float = 0.0) -> None:
-        """Send a command; `wait` gives the answer, or notices that there is nobody to give one.
-
-        The worker has the timeout to answer, or `at_least` so many seconds.
-        """
-        self.pending = True
-        self._tail = b""
-        self._allowed = None if self.timeout is None else max(self.timeout, at_least)
-        self._deadline = None if self._allowed is None else time.monotonic() + self._allowed
-        with contextlib.suppress(OSError):
-            self._sock.sendall(data)
-
-    def wait(self) -> tuple[bytes, Any]:
-        """The kind and the content of the answer.
-
-        Raises:
-            WorkerDied: there will be none.
-        """
-        while True:
-            left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic()) * 1000.0
-            ready = self._poller.poll(left)
-            if not ready:
-                raise self._hung()
-            answered = False
-            for fd, _ in ready:
-                if fd == self._stderr:
-                    self._drain_stderr()
-                else:
-                    answered = True
-            if not answered:
-                continue
-            try:
-                kind = wire.receive(self._sock, 1)
-                content = None if kind == wire.DONE else pickle.loads(wire.receive_frame(self._sock))
-            except (EOFError, OSError):
-                raise self._dead() from None
-            self.pending = False
-            return kind, content
-
-    def kill(self) -> None:
-        """End the process and free what belongs to it."""
-        self._process.kill()
-        self._process.wait()
-        self._sock.close()
-        if self._process.stderr is not None:
-            self._process.stderr.close()
-
-    def quit(self) -> None:
-        """Ask the process to close its envs and end."""
-        with contextlib.suppress(OSError):
-            self._sock.sendall(wire.QUIT)
-
-    def join(self, deadline: float) -> None:
-        """Give the process until `deadline` to end, then end it."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(max(0.0, deadline - time.monotonic()))
-        self.kill()
-
-    def _drain_stderr(self) -> None:
-        """Read what there is, so that the worker never blocks on a full pipe; keep the end of it."""
-        while True:
-            try:
-                data = os.read(self._stderr, 65536)
-            except BlockingIOError:
-                return
-            if not data:
-                with contextlib.suppress(KeyError):
-                    self._poller.unregister(self._stderr)
-                return
-            logger.info("worker %d: %s", self.index, data.decode(errors="replace").rstrip())
-            self._tail = (self._tail + data)[-_TAIL_BYTES:]
-
-    def _hung(self) -> WorkerDied:
-        with contextlib.suppress(OSError):
-            os.kill(self.pid, wire.WHERE_ARE_YOU)
-            time.sleep(0.1)
-        return self._buried(f"did not answer within {self._allowed:g} s (step_timeout) and was killed")
-
-    def _dead(self) -> WorkerDied:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(5.0)
-        code = self._process.returncode
-        if code is None:
-            return self._buried("closed its socket and was killed")
-        return self._buried(f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}")
-
-    def _buried(self, reason: str) -> WorkerDied:
-        self._drain_stderr()
-        self.kill()
-        self.pending = False
-        return WorkerDied(reason, self._tail.decode(errors="replace"))
 
 
 def _anonymous_file(size: int) -> int:
@@ -241,7 +82,7 @@ class AsyncVecEnv(GymVecEnv):
         recipe = Recipe.of(env_id, env_kwargs=env_kwargs, max_episode_steps=max_episode_steps, wrappers=wrappers)
         self._order = {"recipe": self._pickled(recipe), "num_envs": num_envs, "max_failures": max_failures}
 
-        count = min(num_envs, num_workers or _available_cores())
+        count = min(num_envs, num_workers or available_cores())
         self._workers: list[Worker] = []
         self._finalizer = weakref.finalize(self, _shut_down, self._workers, os.getpid())
         try:
@@ -332,12 +173,12 @@ class AsyncVecEnv(GymVecEnv):
         self._settle()
         for worker in self._workers:
             arguments = {"states": states[worker.start : worker.stop], "base_seed": self._base_seed}
-            worker.command(wire.SET_STATE + wire.frame(pickle.dumps(arguments)), at_least=_BUILD_SECONDS)
+            worker.command(wire.SET_STATE + wire.frame(pickle.dumps(arguments)), at_least=BUILD_SECONDS)
         for worker in self._workers:
             self._answer(worker)
 
     def _why_inexact(self) -> str | None:
-        self._workers[0].command(wire.WHY_INEXACT, at_least=_BUILD_SECONDS)
+        self._workers[0].command(wire.WHY_INEXACT, at_least=BUILD_SECONDS)
         answer: str | None = self._answer(self._workers[0])
         return answer
 
@@ -430,9 +271,3 @@ class AsyncVecEnv(GymVecEnv):
         if not self._closed:
             self._closed = True
             self._finalizer()
-
-
-def _available_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

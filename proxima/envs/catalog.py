@@ -69,8 +69,10 @@ def find_spec(env_id: str) -> EnvSpec:
     if module:
         try:
             importlib.import_module(module)
-        except ImportError as error:
-            raise UsageError(f"env {env_id!r}: cannot import the module {module!r}: {error}") from error
+        except Exception as error:  # a module of somebody else's may raise anything
+            raise UsageError(
+                f"env {env_id!r}: cannot import the module {module!r}: {type(error).__name__}: {error}"
+            ) from error
     newest = newest_version(name)
     spec = gym.registry.get(name)
     if spec is None and base_name(name) == name and newest is not None:
@@ -97,7 +99,7 @@ def missing_package(spec: EnvSpec) -> str | None:
     entry_point = spec.entry_point
     module = entry_point.split(":")[0] if isinstance(entry_point, str) else getattr(entry_point, "__module__", "")
     if module.startswith("gymnasium.envs.box2d"):
-        return None if importlib.util.find_spec("Box2D") else 'pip install "proxima-rl[box2d]"'
+        return None if importlib.util.find_spec("Box2D") else 'pip install "gymnasium[box2d]"'
     package = "mujoco" if module.startswith("gymnasium.envs.mujoco") else module.split(".")[0]
     if not package or package == "__main__" or importlib.util.find_spec(package):
         return None

@@ -59,6 +59,9 @@ class ObservationLayout:
         if len(set(keys)) < len(keys):
             twice = sorted({key for key in keys if keys.count(key) > 1})
             raise UsageError(f"observation keys clash after joining nested names with '/': {', '.join(twice)}")
+        void = [leaf.key for leaf in self.leaves if not np.prod(leaf.box.shape)]
+        if void:
+            raise UsageError(f"observation {void[0]!r} has no numbers in it: leave it out of the observation space")
         self.space = spaces.Dict({leaf.key: leaf.box for leaf in self.leaves})
 
     def write(self, obs: Any, arrays: list[np.ndarray], row: int) -> None:
@@ -94,7 +97,13 @@ class ActionLayout:
 
     def write(self, action: np.ndarray, out: np.ndarray) -> None:
         """Put the agent's actions `[N, A]` (or `[N]`) into `out` `[N, *shape]`, shifted by the space's start."""
-        np.copyto(out, action.reshape(out.shape), casting="unsafe")
+        action = action.reshape(out.shape)
+        if isinstance(self.space, spaces.Box):
+            if self.dtype.kind in "iu":
+                action = np.rint(action)
+            if self.dtype != np.float32:  # the agent's bounds were rounded to float32
+                action = np.clip(action, self.space.low, self.space.high)
+        np.copyto(out, action, casting="unsafe")
         if np.any(self.start):
             out += np.asarray(self.start, dtype=self.dtype)
 

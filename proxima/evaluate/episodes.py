@@ -9,6 +9,7 @@ from torch import Generator
 
 from proxima import checkpoint
 from proxima.config import config_from_dict
+from proxima.data.rollout import as_stored
 from proxima.envs.make import make_env
 from proxima.errors import UsageError
 from proxima.evaluate.policy import load_policy
@@ -38,8 +39,9 @@ def evaluate(
     path: str | Path, *, env: str | None = None, episodes: int = 20, seed: int = 0, deterministic: bool = True
 ) -> Evaluation:
     """Run `episodes` episodes of a checkpoint's policy: the first of each env, so that short ones are not favoured."""
-    if episodes < 1:
-        raise UsageError(f"episodes is {episodes}, but it must be >= 1.")
+    for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):
+        if value < least:
+            raise UsageError(f"{name} is {value}, but it must be >= {least}.")
     folder = checkpoint.find(path)
     options = config_from_dict(checkpoint.read_metadata(folder)["config"], source=str(folder)).env
     policy = load_policy(folder).policy
@@ -57,8 +59,7 @@ def evaluate(
         obs, running = world.reset(seed), torch.ones(episodes, dtype=torch.bool)
         returns, lengths = [0.0] * episodes, [0] * episodes
         while running.any():
-            stored = {key: x.float() if x.is_floating_point() else x for key, x in obs.items()}
-            step = world.step(policy.act(stored, generator=generator, deterministic=deterministic)[1])
+            step = world.step(policy.act(as_stored(obs), generator=generator, deterministic=deterministic)[1])
             for i in (step.ended & running).nonzero().flatten().tolist():
                 returns[i], lengths[i] = float(step.episodes.return_[i]), int(step.episodes.length[i])
                 running[i] = False

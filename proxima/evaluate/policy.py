@@ -37,7 +37,8 @@ class LoadedPolicy:
             tensor = torch.as_tensor(array if batched else array[None])
             tensors[key] = tensor if spec.dtype == "uint8" else tensor.float()
         _, action = self.policy.act(tensors, generator=self._generator, deterministic=deterministic)
-        return action.numpy() if batched else action[0].numpy()
+        in_env_form = self.spec.action.to_env(action.numpy())
+        return in_env_form if batched else in_env_form[0]
 
 
 def load_policy(path: str | Path, *, seed: int = 0) -> LoadedPolicy:

@@ -39,7 +39,7 @@ class Trunk(nn.Module):
         width = 0
         for key in self.keys:
             spec = obs[key]
-            if is_image(spec.shape, spec.dtype):
+            if is_image(spec.shape):
                 cnn = CNN(spec.shape, features=options.cnn_features, orthogonal=orthogonal)
                 self.encoders.append(cnn)
                 width += cnn.out_features
@@ -86,7 +86,7 @@ class ActionHead(nn.Module):
             low, high = torch.tensor(action.low), torch.tensor(action.high)
             self.register_buffer("low", low, persistent=False)
             self.register_buffer("high", high, persistent=False)
-            bounded = torch.isfinite(low) & torch.isfinite(high)
+            bounded = torch.isfinite(high - low)  # a span beyond float32 is as good as none
             scaled = bounded & (options.scale_actions or not self._is_unsquashed)
             # Raw action x to centre + half * x.
             centre = torch.where(scaled, 0.5 * (low + high), 0.0)
@@ -141,7 +141,7 @@ class ActorCritic(Policy):
     def __init__(self, spec: Spec, options: PolicyOptions, normalize: NormalizeOptions):
         super().__init__()
         self.spec = spec
-        images = {key for key, o in spec.obs.items() if is_image(o.shape, o.dtype)}
+        images = {key for key, o in spec.obs.items() if is_image(o.shape)}
         normalized = {key: o.shape for key, o in spec.obs.items() if key not in images and normalize.normalize_obs}
         self.normalizer = ObsNormalizer(normalized, clip=normalize.clip_obs)
         shared = options.share_trunk == "on" or (options.share_trunk == "auto" and bool(images))

@@ -37,9 +37,9 @@ class MLP(nn.Sequential):
 
 
 class CNN(nn.Module):
-    """Three convolutions and a linear layer (Mnih et al. 2015), for uint8 images of at least 36 x 36 pixels.
+    """Three convolutions and a linear layer (Mnih et al. 2015); images under 36 x 36 pixels get smaller kernels.
 
-    Smaller images get smaller kernels. Channels may come first or last: the shorter outer axis is the channels.
+    Channels may come first or last: the shorter outer axis is the channels. Bytes are scaled to 0..1, floats are not.
     """
 
     def __init__(self, shape: tuple[int, ...], *, features: int, orthogonal: bool):
@@ -66,12 +66,13 @@ class CNN(nn.Module):
         """`[B, *shape]` uint8 to `[B, features]`."""
         if self.channels_last:
             image = image.movedim(-1, -3)
-        return torch.relu(self.linear(self.convolutions(image.float() * (1.0 / 255.0))))
+        pixels = image.float() * (1.0 / 255.0) if image.dtype == torch.uint8 else image
+        return torch.relu(self.linear(self.convolutions(pixels)))
 
 
-def is_image(shape: tuple[int, ...], dtype: str) -> bool:
-    """Three axes of bytes."""
-    return len(shape) == 3 and dtype == "uint8"
+def is_image(shape: tuple[int, ...]) -> bool:
+    """Three axes, two of them at least 8 pixels long."""
+    return len(shape) == 3 and sorted(shape)[1] >= 8
 
 
 def is_channels_last(shape: tuple[int, ...]) -> bool:

@@ -19,6 +19,19 @@ class ActionSpec:
     """(A,) numbers or coins; or the number of choices a column."""
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
+    shape: tuple[int, ...] = ()
+    """Of one action as the env takes it; the policy's own are flat."""
+    start: tuple[int, ...] = ()
+    """First choice a column, where it is not 0."""
+    dtype: str = "float32"
+
+    def to_env(self, action: np.ndarray) -> np.ndarray:
+        """Actions `[B, A]` or `[B]`, already scaled and clipped, as the env's own space has them: `[B, *shape]`."""
+        if self.start:
+            action = action + np.array(self.start).reshape(action.shape[1:])
+        action = action.reshape(len(action), *self.shape)
+        dtype = np.dtype(self.dtype)
+        return (np.rint(action) if dtype.kind in "iu" else action).astype(dtype)
 
 
 @dataclass(frozen=True)
@@ -48,8 +61,8 @@ class Spec:
         """What `to_dict` described."""
         obs = {key: ObsSpec(tuple(o["shape"]), o["dtype"]) for key, o in data["obs"].items()}
         action = data["action"]
-        sizes, low, high = (tuple(action[name]) for name in ("sizes", "low", "high"))
-        return cls(obs, ActionSpec(action["kind"], sizes, low, high))
+        lists = {name: tuple(action[name]) for name in ("sizes", "low", "high", "shape", "start")}
+        return cls(obs, ActionSpec(kind=action["kind"], dtype=action["dtype"], **lists))
 
     @classmethod
     def from_spaces(cls, observation_space: spaces.Dict, action_space: spaces.Space) -> "Spec":
@@ -59,13 +72,16 @@ class Spec:
 
 
 def _action_spec(space: spaces.Space) -> ActionSpec:
+    form: dict[str, Any] = {"shape": tuple(space.shape or ()), "dtype": str(space.dtype)}
     if isinstance(space, spaces.Box):
-        low, high = (np.ravel(bound).astype(float).tolist() for bound in (space.low, space.high))
-        return ActionSpec("box", (len(low),), tuple(low), tuple(high))
+        low, high = (tuple(np.ravel(bound).astype(float).tolist()) for bound in (space.low, space.high))
+        return ActionSpec("box", (len(low),), low, high, **form)
+    start = tuple(int(first) for first in np.ravel(getattr(space, "start", ())))
+    form["start"] = start if any(start) else ()
     if isinstance(space, spaces.Discrete):
-        return ActionSpec("discrete", (int(space.n),))
+        return ActionSpec("discrete", (int(space.n),), **form)
     if isinstance(space, spaces.MultiDiscrete):
-        return ActionSpec("multi_discrete", tuple(int(n) for n in np.ravel(space.nvec)))
+        return ActionSpec("multi_discrete", tuple(int(n) for n in np.ravel(space.nvec)), **form)
     if isinstance(space, spaces.MultiBinary):
-        return ActionSpec("multi_binary", (int(np.prod(space.shape)),))
+        return ActionSpec("multi_binary", (int(np.prod(space.shape)),), **form)
     raise UsageError(f"the action space {space} is not supported: use Box, Discrete, MultiDiscrete or MultiBinary.")

@@ -1,18 +1,24 @@
 """One write an iteration: the metrics file (the truth), TensorBoard, the progress bar and the console table."""
 
+import contextlib
 import json
+import logging
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from proxima.config import TrackOptions
+
+log = logging.getLogger("proxima")
 
 METRICS_FILE = "metrics.jsonl"
 _PROGRESS_LINE_SECONDS = 30.0
@@ -39,16 +45,16 @@ class Tracker:
 
             self._board = SummaryWriter(str(run_dir / "tb"), flush_secs=30)
         self._iterations = 0
+        self._failed = False
         self._total, self._last_line = total_steps, time.monotonic()
         self._bar: Progress | None = None
         if options.progress and console.is_terminal:
-            self._bar = Progress(
+            self._bar = TwoLineProgress(
                 TextColumn("[bold]steps"),
                 BarColumn(bar_width=None),
                 MofNCompleteColumn(),
                 TextColumn("ETA"),
                 TimeRemainingColumn(compact=True),
-                TextColumn("{task.fields[summary]}"),
                 console=console,
                 expand=True,
                 refresh_per_second=4,
@@ -61,12 +67,21 @@ class Tracker:
         self._iterations += 1
         # NaN is not JSON: a metric that has no value yet is null.
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in metrics.items()}
-        self._file.write(json.dumps(clean) + "\n")
-        if self._board is not None:
-            for name, value in clean.items():
-                if value is not None and name not in ("iteration", "global_step"):
-                    self._board.add_scalar(f"{_board_group(name)}/{name}", value, int(metrics["global_step"]))
+        try:
+            self._file.write(json.dumps(clean) + "\n")
+            self._write_board(clean)
+        except OSError as error:  # a full disk must not cost the run
+            if not self._failed:
+                log.warning("Metrics of iteration %s are lost: %s. The run goes on.", metrics["iteration"], error)
+            self._failed = True
         self._show(metrics)
+
+    def _write_board(self, metrics: Mapping[str, float | None]) -> None:
+        if self._board is None:
+            return
+        for name, value in metrics.items():
+            if value is not None and name not in ("iteration", "global_step"):
+                self._board.add_scalar(f"{_board_group(name)}/{name}", value, metrics["global_step"])
 
     def _show(self, metrics: Mapping[str, float]) -> None:
         step = int(metrics["global_step"])
@@ -95,23 +110,41 @@ class Tracker:
         """Stop the bar and flush everything."""
         if self._bar is not None:
             self._bar.stop()
-        if self._board is not None:
-            self._board.close()
-        self._file.close()
+        with contextlib.suppress(OSError):
+            if self._board is not None:
+                self._board.close()
+            self._file.close()
+
+
+class TwoLineProgress(Progress):
+    """The bar, and the numbers under it: both fit into 80 columns."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The bar's own table, then the summary."""
+        yield from super().get_renderables()
+        for task in self.tasks:
+            yield Text(task.fields["summary"], overflow="ellipsis", no_wrap=True)
 
 
 def summary(metrics: Mapping[str, float]) -> str:
     """The few numbers that tell whether a run is well."""
     return (
-        f"{metrics['steps_per_second']:,.0f} steps/s  return {metrics['episode_return']:,.1f}  "
-        f"approx_kl {metrics['approx_kl']:.4f}  clip_fraction {metrics['clip_fraction']:.2f}  "
+        f"{metrics['steps_per_second']:,.0f} steps/s return {metrics['episode_return']:,.1f} "
+        f"approx_kl {metrics['approx_kl']:.4f} clip_fraction {metrics['clip_fraction']:.2f} "
         f"explained_variance {metrics['explained_variance']:.2f}"
     )
 
 
 def make_console() -> Console:
     """Where people read: standard error, so that standard output stays free for results."""
-    return Console(file=sys.stderr)
+    return Console(file=sys.stderr, soft_wrap=True)
+
+
+def log_handler(console: Console) -> logging.Handler:
+    """Log records above the progress bar in a terminal, and unbroken lines in a file."""
+    if console.is_terminal:
+        return RichHandler(console=console, show_time=False, show_path=False, markup=False)
+    return logging.StreamHandler(sys.stderr)
 
 
 def _board_group(name: str) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from proxima.data.rollout import Rollout
+from proxima.data.rollout import Rollout, as_stored
 from proxima.envs.base import Step, VecEnv
-from proxima.errors import NonFiniteError
+from proxima.errors import NonFiniteError, UsageError
 from proxima.nets.actor_critic import ActorCritic
 
 EPISODE_WINDOW = 100
@@ -55,9 +55,16 @@ class Collector:
         self.global_step = 0
         obs = {key: x.to(device) for key, x in env.reset(env_seed).items()}
         # Its own generator: the sample only gives the shape of an action.
-        action, _ = policy.act(_as_stored(obs), generator=Generator(device))
-        self.rollout = Rollout(num_steps=num_steps, num_envs=env.num_envs, obs=obs, action=action, device=device)
+        action, _ = policy.act(as_stored(obs), generator=Generator(device))
+        try:
+            self.rollout = Rollout(num_steps=num_steps, num_envs=env.num_envs, obs=obs, action=action, device=device)
+        except (MemoryError, RuntimeError) as error:
+            raise UsageError(
+                f"a rollout of num_steps {num_steps} x num_envs {env.num_envs} does not fit into memory "
+                f"({str(error).splitlines()[0]}): lower one of them."
+            ) from None
         self._put_obs(num_steps, obs)
+        self._check_obs({key: x[-1] for key, x in self.rollout.obs.items()}, None)
 
     def collect(self) -> Rollout:
         """`num_steps` steps of every env."""
@@ -68,11 +75,13 @@ class Collector:
             action, env_action = self.policy.act(obs, generator=self.generator)
             rollout.action[t] = action
             step = self.env.step(env_action.to(self.env.device))
-            self._check_finite(step)
             self._put_obs(t + 1, step.obs)
             rollout.reward[t] = step.reward
+            self._check_finite(t)
             rollout.terminated[t] = step.terminated
             rollout.truncated[t] = step.truncated
+            if step.duration is not None:
+                self._put_duration(t, step.duration)
             self.global_step += self.env.num_envs if step.duration is None else int(step.duration.sum())
             if step.final_obs is not None:
                 self._end_episodes(t, step)
@@ -84,30 +93,33 @@ class Collector:
 
     def _end_episodes(self, t: int, step: Step) -> None:
         ended = step.ended
+        assert step.final_obs is not None
         self.episodes.add(step.episodes.return_[ended].tolist(), step.episodes.length[ended].tolist())
-        rows = (step.truncated & ~step.terminated).nonzero().squeeze(-1)
-        if len(rows):
-            assert step.final_obs is not None
-            self._check_obs({key: x[rows] for key, x in step.final_obs.items()}, rows)
-            self.rollout.add_final(t, rows, step.final_obs)
+        rows = ended.nonzero().squeeze(-1)
+        self._check_obs({key: x[rows] for key, x in as_stored(step.final_obs).items()}, rows)
+        cut = rows[(step.truncated & ~step.terminated)[rows]]
+        if len(cut):
+            self.rollout.add_final(t, cut, step.final_obs)
 
-    def _check_finite(self, step: Step) -> None:
-        """One sum a tensor: a NaN or an infinity anywhere shows in it."""
-        if not math.isfinite(float(step.reward.sum())):
-            env = int((~torch.isfinite(step.reward)).nonzero()[0])
-            self._raise(env, f"a reward of {float(step.reward[env])}")
-        self._check_obs(step.obs, None)
+    def _put_duration(self, t: int, duration: Tensor) -> None:
+        if self.rollout.duration is None:
+            self.rollout.duration = torch.ones_like(self.rollout.reward, dtype=torch.long)
+        self.rollout.duration[t] = duration
+
+    def _check_finite(self, t: int) -> None:
+        """Of what was stored, so that a number too large for float32 counts as infinite."""
+        reward = self.rollout.reward[t]
+        bad = _non_finite(reward)
+        if len(bad):
+            self._raise(int(bad[0, 0]), f"a reward of {float(reward[bad[0, 0]])}")
+        self._check_obs({key: x[t + 1] for key, x in self.rollout.obs.items()}, None)
 
     def _check_obs(self, obs: dict[str, Tensor], rows: Tensor | None) -> None:
         for key, x in obs.items():
-            if x.is_floating_point() and not math.isfinite(float(x.sum())):
-                bad = (~torch.isfinite(x)).nonzero()
-                if len(bad):
-                    row = int(bad[0, 0])
-                    self._raise(
-                        row if rows is None else int(rows[row]),
-                        f"an observation {key!r} with {float(x[tuple(bad[0])])}",
-                    )
+            bad = _non_finite(x)
+            if len(bad):
+                env = int(bad[0, 0] if rows is None else rows[bad[0, 0]])
+                self._raise(env, f"an observation {key!r} with {float(x[tuple(bad[0])])}")
 
     def _raise(self, env: int, what: str) -> None:
         raise NonFiniteError(
@@ -140,5 +152,8 @@ class Collector:
             self._put_obs(-1, state["obs"])
 
 
-def _as_stored(obs: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {key: x.float() if x.is_floating_point() else x for key, x in obs.items()}
+def _non_finite(x: Tensor) -> Tensor:
+    """Places of NaNs and infinities `[K, axes]`. One sum tells in nearly every case that there are none."""
+    if not x.is_floating_point() or math.isfinite(float(x.sum())):
+        return x.new_zeros((0, 1), dtype=torch.long)
+    return (~torch.isfinite(x)).nonzero()

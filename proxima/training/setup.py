@@ -1,13 +1,12 @@
 """From options to the objects of a run: device, threads, envs, policy."""
 
-import os
-
 import torch
 
 from proxima.config import Config
 from proxima.envs.base import VecEnv
 from proxima.envs.make import make_env
 from proxima.errors import UsageError
+from proxima.machine import available_cores
 from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.encoders import is_image
 from proxima.nets.spec import Spec
@@ -40,7 +39,7 @@ def build_policy(spec: Spec, config: Config, device: torch.device) -> ActorCriti
 
 def has_images(spec: Spec) -> bool:
     """Whether any observation key is an image."""
-    return any(is_image(obs.shape, obs.dtype) for obs in spec.obs.values())
+    return any(is_image(obs.shape) for obs in spec.obs.values())
 
 
 def choose_device(config: Config, *, images: bool) -> torch.device:
@@ -73,8 +72,14 @@ def check_precision(config: Config, device: torch.device) -> None:
 
 def choose_threads(config: Config, *, images: bool) -> int:
     """Torch threads: what was asked for, but never more than the cores; small networks are fastest on one."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = available_cores()
     if config.run.num_threads is not None:
         return min(config.run.num_threads, cores)
     small = not images and max(config.policy.hidden_sizes) <= _SMALL_WIDTH
     return 1 if small else cores
+
+
+def share_states(one: str, two: str) -> bool:
+    """Whether a state of one back end fits another: sync and async keep the same envs, batch has its own."""
+    gymnasium_envs = {"SyncVecEnv", "AsyncVecEnv"}
+    return one == two or {one, two} <= gymnasium_envs

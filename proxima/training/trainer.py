@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -14,15 +13,17 @@ from rich.console import Console
 
 from proxima import checkpoint
 from proxima.algo.ppo import Learner
-from proxima.config import Config, config_from_dict, find_option, load_config
+from proxima.config import Config, config_from_dict, load_config
 from proxima.envs.base import ExactState
-from proxima.errors import EnvFailure, UsageError
+from proxima.errors import EnvFailure, NonFiniteError, ProximaError, UsageError
 from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.spec import Spec
 from proxima.track.tracker import Tracker, make_console
 from proxima.training import setup
 from proxima.training.collector import Collector
+from proxima.training.resume import check_incomplete, is_complete, newest_of_name, resumed_config
 from proxima.training.seeding import stream_seed
+from proxima.training.signals import Interrupted, StopSignals
 
 log = logging.getLogger("proxima")
 
@@ -70,49 +71,53 @@ class Trainer:
             seed=stream_seed(run.seed, "actions"),
         )
         self.iteration = 0
-        self.resumed_from: str | None = None
+        self.lineage: list[str] = []
         self.last_checkpoint: Path | None = None
+        self._saved_iteration: int | None = None
+        wanted = config.checkpoint.save_checkpoint and config.checkpoint.save_optimizer
+        self.obstacle = self.env.why_inexact() if wanted else None
+        if self.obstacle:
+            self.notices.append(
+                f"A resume of this run will start new episodes, and so not be exact: {config.env.env}: {self.obstacle}."
+            )
 
     def run(self) -> TrainResult:
-        """Train to the end; the env is closed and the files are flushed whatever happens."""
-        self.run_dir = make_run_dir(self.config)
-        self._announce()
-        tracker = Tracker(
-            self.run_dir,
-            self.config.track,
-            total_steps=max(self.config.run.total_timesteps, self.collector.global_step),
-            first_step=self.collector.global_step,
-            console=self.console,
-        )
-        metrics: dict[str, float] = {}
+        """Train to the end, or to a signal; what has been learned up to the last iteration is on disk then."""
+        boundary = self.snapshot()
         try:
-            start = time.perf_counter()
-            first_step, next_save = self.collector.global_step, self._next_save()
-            while self.collector.global_step < self.config.run.total_timesteps:
-                metrics = self.iterate()
-                elapsed = time.perf_counter() - start
-                metrics["wall_time"] = elapsed
-                metrics["steps_per_second"] = (self.collector.global_step - first_step) / elapsed
-                tracker.write(metrics)
-                if self.collector.global_step >= next_save:
-                    self.save()
-                    next_save = self._next_save()
-        except EnvFailure:
-            self.save()
-            raise
-        finally:
-            tracker.close()
+            self.run_dir = make_run_dir(self.config)
+            tracker = self._start_tracking()
+        except BaseException:
             self.env.close()
+            raise
+        metrics: dict[str, float] = {}
+        start, first_step = time.perf_counter(), self.collector.global_step
+        with StopSignals() as signals:
+            try:
+                due = Due(self.config, first_step)
+                while self.collector.global_step < self.config.run.total_timesteps:
+                    metrics = self.iterate()
+                    with signals.shield():
+                        boundary = self.snapshot()
+                        metrics["wall_time"] = time.perf_counter() - start
+                        metrics["steps_per_second"] = (metrics["global_step"] - first_step) / metrics["wall_time"]
+                        tracker.write(metrics)
+                        if due(self.collector.global_step):
+                            self.save(boundary)
+            except Interrupted as stop:
+                raise self._interrupted(stop, boundary) from None
+            except (EnvFailure, NonFiniteError):
+                self.save(boundary)
+                raise
+            finally:
+                tracker.close()
+                self.env.close()
         if metrics:
             tracker.table(metrics)
-        if self.config.checkpoint.save_checkpoint:
-            self.save()
+        self.save(boundary)
+        statistics = self.collector.episodes.metrics()
         return TrainResult(
-            self.run_dir,
-            self.last_checkpoint,
-            self.collector.episodes.metrics()["episode_return"],
-            self.collector.global_step,
-            self.policy,
+            self.run_dir, self.last_checkpoint, statistics["episode_return"], self.collector.global_step, self.policy
         )
 
     def iterate(self) -> dict[str, float]:
@@ -144,53 +149,97 @@ class Trainer:
 
     # Checkpoints -----------------------------------------------------------------------------------------------------
 
-    def _next_save(self) -> float:
-        options, step = self.config.checkpoint, self.collector.global_step
-        if not options.save_checkpoint or not options.checkpoint_freq:
-            return float("inf")
-        return (step // options.checkpoint_freq + 1) * options.checkpoint_freq
-
-    def save(self) -> Path:
-        """Write a checkpoint of the last iteration boundary."""
+    def snapshot(self) -> dict[str, Any] | None:
+        """All that a checkpoint of this iteration boundary holds, copied; None where none is ever written."""
+        if not self.config.checkpoint.save_checkpoint:
+            return None
         files: dict[str, Any] = {"agent.pt": {name: x.cpu().clone() for name, x in self.policy.state_dict().items()}}
         if self.config.checkpoint.save_optimizer:
             learner = self.learner.state_dict()
             files["optimizer.pt"] = learner.pop("optimizer")
+            exact = isinstance(self.env, ExactState) and not self.obstacle
             files["training_state.pt"] = {
                 "iteration": self.iteration,
                 "learner": learner,
                 "collector": self.collector.get_state(),
-                "env": self.env.get_state() if isinstance(self.env, ExactState) else None,
+                "env": self.env.get_state() if exact else None,  # type: ignore[attr-defined]
+                "env_type": type(self.env).__name__,
             }
         metadata = {
             "name": self.config.name,
             "iteration": self.iteration,
             "global_step": self.collector.global_step,
             "episode_return": self.collector.episodes.metrics()["episode_return"],
-            "resumed_from": self.resumed_from,
+            "resumed_from": self.lineage[-1] if self.lineage else None,
+            "lineage": self.lineage,
             "spec": self.spec.to_dict(),
             "config": self.config.to_dict(),
         }
-        self.last_checkpoint = checkpoint.save(
-            self.run_dir, name=self.config.name, iteration=self.iteration, files=files, metadata=metadata
-        )
-        checkpoint.prune(self.run_dir, keep=self.config.checkpoint.keep_checkpoints)
+        return {"iteration": self.iteration, "files": files, "metadata": metadata}
+
+    def save(self, boundary: dict[str, Any] | None) -> Path | None:
+        """Write a snapshot; where the disk does not take it, say so and let the run go on."""
+        if boundary is None:
+            return None
+        if boundary["iteration"] == self._saved_iteration:
+            return self.last_checkpoint
+        try:
+            self.last_checkpoint = checkpoint.save(self.run_dir, name=self.config.name, **boundary)
+            self._saved_iteration = boundary["iteration"]
+            checkpoint.prune(self.run_dir, keep=self.config.checkpoint.keep_checkpoints)
+        except (OSError, RuntimeError) as error:  # torch wraps a full disk into a RuntimeError
+            log.warning(
+                "No checkpoint of iteration %d in %s: %s. The last one is %s.",
+                boundary["iteration"],
+                self.run_dir,
+                str(error).splitlines()[0],
+                self.last_checkpoint or "none",
+            )
+            return None
         return self.last_checkpoint
 
-    def restore(self, path: Path) -> None:
+    def restore(self, source: Path) -> None:
         """Go on from a checkpoint, exactly where the env's state is in it."""
-        state = checkpoint.read(path, "training_state.pt")
-        self.policy.load_state_dict(checkpoint.read(path, "agent.pt"))
-        self.learner.load_state_dict({"optimizer": checkpoint.read(path, "optimizer.pt"), **state["learner"]})
+        state = checkpoint.read(source, "training_state.pt")
+        self.policy.load_state_dict(checkpoint.read(source, "agent.pt"))
+        self.learner.load_state_dict({"optimizer": checkpoint.read(source, "optimizer.pt"), **state["learner"]})
         exact = isinstance(self.env, ExactState) and state["env"] is not None
+        exact = exact and setup.share_states(type(self.env).__name__, state["env_type"])
         if exact:
             self.env.set_state(state["env"])  # type: ignore[attr-defined]
         else:
-            self.notices.append("The envs start new episodes: their state is not in the checkpoint, so not exact.")
+            self.notices.append(
+                f"This resume is not exact: {source} has no state for these envs, so they start new episodes."
+            )
         self.collector.set_state(state["collector"], restore_obs=exact)
-        self.iteration, self.resumed_from = state["iteration"], str(path)
+        self.iteration = state["iteration"]
+        self.lineage = [*checkpoint.read_metadata(source)["lineage"], str(source)]
+
+    def _interrupted(self, stop: Interrupted, boundary: dict[str, Any] | None) -> ProximaError:
+        saved = self.save(boundary)
+        if saved is None:
+            error = ProximaError(f"stopped by {stop.name}; nothing was saved.")
+        else:
+            error = ProximaError(
+                f"stopped by {stop.name} after iteration {self.iteration}, saved in {saved}; "
+                f"go on with: proxima resume {self.run_dir}"
+            )
+        error.exit_code = 128 + stop.signum
+        return error
 
     # What people read ------------------------------------------------------------------------------------------------
+
+    def _start_tracking(self) -> Tracker:
+        if self.lineage:
+            checkpoint.write_lineage(self.run_dir, self.lineage)
+        self._announce()
+        return Tracker(
+            self.run_dir,
+            self.config.track,
+            total_steps=max(self.config.run.total_timesteps, self.collector.global_step),
+            first_step=self.collector.global_step,
+            console=self.console,
+        )
 
     def _announce(self) -> None:
         for notice in self.notices:
@@ -205,19 +254,36 @@ class Trainer:
         )
 
 
+class Due:
+    """Tells when a checkpoint is due: every so many steps, every so many minutes."""
+
+    def __init__(self, config: Config, step: int):
+        self._freq, self._seconds = config.checkpoint.checkpoint_freq, 60 * config.checkpoint.checkpoint_minutes
+        self._step, self._time = step, time.monotonic()
+
+    def __call__(self, step: int) -> bool:
+        """Whether one is due now; if so, the next is due one interval later."""
+        now = time.monotonic()
+        by_step = bool(self._freq) and step // self._freq > self._step // self._freq
+        by_time = bool(self._seconds) and now - self._time >= self._seconds
+        if by_step or by_time:
+            self._step, self._time = step, now
+        return by_step or by_time
+
+
 def make_run_dir(config: Config) -> Path:
     """A fresh `runs/<name>/<yymmdd_hhmmss>/` with the resolved options in it."""
-    parent = Path(config.run.runs_dir) / config.name
+    parent, options = Path(config.run.runs_dir) / config.name, yaml.safe_dump(config.to_dict(), sort_keys=False)
     try:
         parent.mkdir(parents=True, exist_ok=True)
         stamp = time.strftime("%y%m%d_%H%M%S")
-        for suffix in ("", *(f"_{i}" for i in range(1, 1000))):
+        for suffix in ("", *(f"_{i:03d}" for i in range(1, 1000))):
             try:
                 (parent / (stamp + suffix)).mkdir()
             except FileExistsError:  # a run of that name started in the same second
                 continue
             run_dir = parent / (stamp + suffix)
-            (run_dir / "config.yaml").write_text(yaml.safe_dump(config.to_dict(), sort_keys=False))
+            (run_dir / "config.yaml").write_text(options)
             return run_dir
     except OSError as error:
         raise UsageError(f"the run folder under {parent} cannot be written: {error.strerror}.") from None
@@ -235,7 +301,8 @@ def train(
 
     Args:
         config: options, or a YAML file with them.
-        resume_from: a checkpoint or run folder to go on from, with its options.
+        resume_from: a checkpoint or run folder to go on from, with its options where `config` and `overrides` say
+            nothing else.
         console: where progress is shown; standard error by default.
         **overrides: single options, as the flags of the command: `train(env="Hopper-v5", num_envs=16)`.
 
@@ -244,34 +311,33 @@ def train(
         >>> result.episode_return > 10  # doctest: +SKIP
         True
     """
+    if not isinstance(config, Config):
+        path, options = config, load_config(config, overrides)
+    elif overrides or resume_from is not None:
+        raise TypeError("give either a Config, or a file and single options")
+    else:
+        path, options = None, config
     source = None if resume_from is None else checkpoint.find(resume_from)
     if source is not None:
-        config = resumed_config(source, overrides)
-    elif not isinstance(config, Config):
-        config = load_config(config, overrides)
-    elif overrides:
-        raise TypeError("give either a Config or single options, not both")
-    trainer = Trainer(config, console=console)
+        options = resumed_config(source, path, overrides)
+        check_incomplete(source, options)
+    elif options.checkpoint.auto_resume:
+        source = newest_of_name(options)
+        if source is not None:
+            options = resumed_config(source, None, options.flat())
+            if is_complete(source, options):
+                return finished_result(source)
+    trainer = Trainer(options, console=console)
     if source is not None:
         trainer.restore(source)
     return trainer.run()
 
 
-def resumed_config(source: Path, overrides: Mapping[str, Any]) -> Config:
-    """The options of a checkpoint, with what a resume may change changed."""
+def finished_result(source: Path) -> TrainResult:
+    """The result of a run that has nothing left to do."""
+    log.warning("%s has all the steps that are asked for: nothing to do.", source)
     metadata = checkpoint.read_metadata(source)
     config = config_from_dict(metadata["config"], source=str(source))
-    for name in overrides:
-        option = find_option(name, source="resume")
-        if option.section not in ("checkpoint", "track") and option.name not in ("total_timesteps", "runs_dir"):
-            raise UsageError(
-                f"{option.flag} cannot be changed by a resume: it would not be the same run. Leave it out, or "
-                "start a new run."
-            )
-    config = load_config(None, overrides, base=config)
-    if config.run.total_timesteps <= metadata["global_step"]:
-        raise UsageError(
-            f"{source} already has {metadata['global_step']:,} of total_timesteps {config.run.total_timesteps:,}: "
-            "raise --total-timesteps to train on."
-        )
-    return config
+    policy = setup.build_policy(Spec.from_dict(metadata["spec"]), config, torch.device("cpu"))
+    policy.load_state_dict(checkpoint.read(source, "agent.pt"))
+    return TrainResult(source.parent, source, metadata["episode_return"], metadata["global_step"], policy)

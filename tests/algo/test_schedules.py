@@ -15,4 +15,5 @@ def test_adaptive_follows_the_kl() -> None:
     assert adapted(1e-3, 0.05, 0.01) == pytest.approx(1e-3 / 1.5)
     assert adapted(1e-3, 0.001, 0.01) == pytest.approx(1.5e-3)
     assert adapted(1e-3, 0.01, 0.01) == 1e-3
+    assert adapted(1e-6, 1.0, 0.01) == 1e-6 and adapted(0.1, 0.0, 0.01) == 0.1
     assert adapted(1e-5, 1.0, 0.01) == 1e-5 and adapted(1e-2, 0.0, 0.01) == 1e-2

@@ -297,7 +297,7 @@ def test_step_before_reset_is_refused() -> None:
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("Box2D") is None, reason='Box2D is missing: pip install "proxima-rl[box2d]"'
+    importlib.util.find_spec("Box2D") is None, reason='Box2D is missing: pip install "gymnasium[box2d]"'
 )
 def test_lunar_lander() -> None:
     env = SyncVecEnv("LunarLander-v3", num_envs=2)

@@ -121,5 +121,5 @@ def test_the_list_shows_a_missing_package(monkeypatch: Any) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "Box2D" else real(name, *rest))
     listings = {listing.id: listing for listing in list_envs()}
-    assert listings["LunarLander-v3"].status == 'pip install "proxima-rl[box2d]"'
+    assert listings["LunarLander-v3"].status == 'pip install "gymnasium[box2d]"'
     assert listings["CartPole-v1"].status == "installed"

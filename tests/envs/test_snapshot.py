@@ -14,7 +14,11 @@ from proxima.envs.make import list_envs, make_env
 from proxima.envs.plain import pack, unpack
 from proxima.envs.snapshot import Snapshot, why_inexact
 
-INSTALLED = [e.id for e in list_envs() if e.newest and e.missing is None and e.id[0].isupper() and "Probe" not in e.id]
+INSTALLED = [
+    e.id
+    for e in list_envs()
+    if e.newest and e.missing is None and str(gym.spec(e.id).entry_point).startswith("gymnasium.")
+]
 # Their Box2D world outlives an episode and remembers it, so episodes of a fresh world differ in the last bits.
 INEXACT = {"BipedalWalker-v3", "BipedalWalkerHardcore-v3", "CarRacing-v3"}
 

@@ -4,7 +4,6 @@ Not here: the tasks' arithmetic, and the physics.
 """
 
 import json
-import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +20,7 @@ from proxima.envs.mujoco_batch.base import ALL
 from proxima.envs.mujoco_batch.physics import Array, ContactForcePhysics, Physics
 from proxima.envs.mujoco_batch.tasks import make_template
 from proxima.errors import UsageError
+from proxima.machine import available_cores
 
 NO_LIMIT = sys.maxsize
 
@@ -181,8 +181,3 @@ class MujocoBatchEnv(VecEnv):
         size = sum(part.shape[1] for part in self._task.observation(ALL))
         if (size,) != shape:
             raise UsageError(f"{self.env_id} observes {size} numbers of this model, but its space says {shape}")
-
-
-def available_cores() -> int:
-    """Cores that this process may use, which can be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

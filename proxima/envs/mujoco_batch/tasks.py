@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 from proxima.envs.mujoco_batch.arms import Pusher, Reacher
 from proxima.envs.mujoco_batch.base import Task
@@ -75,9 +76,14 @@ def make_template(env_id: str, env_kwargs: Mapping[str, Any] | None) -> tuple[An
     _check_keywords(env_id, class_, kwargs)
     try:
         with model_warnings():
-            return class_(**kwargs), TASKS[entry_point]
-    except OSError as error:
-        raise UsageError(f"{env_id}: {error}") from error
+            template = class_(**kwargs)
+            # A weight or a range of the wrong type shows only in use.
+            template.reset(seed=0)
+            template.step(np.zeros(template.action_space.shape, np.float32))
+    except Exception as error:
+        first_line = (str(error) or repr(error)).strip().splitlines()[0]
+        raise UsageError(f"cannot build env {env_id!r}: {type(error).__name__}: {first_line}") from error
+    return template, TASKS[entry_point]
 
 
 def _entry_point(spec: Any) -> str:

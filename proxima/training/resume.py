@@ -1,0 +1,63 @@
+"""Which checkpoint a run goes on from, and with which options."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from proxima import checkpoint
+from proxima.config import Config, all_options, config_from_dict, load_config
+from proxima.errors import UsageError
+
+log = logging.getLogger("proxima")
+
+# What the weights, the generators and the states of the envs belong to.
+_FIXED = {"env", "env_kwargs", "num_envs", "seed", "normalize_obs"}
+# What may change without a word: where and how long, not what is learned.
+_FREE = {"total_timesteps", "name", "runs_dir", "auto_resume"}
+_FREE_SECTIONS = {"checkpoint", "track"}
+
+
+def resumed_config(source: Path, path: str | Path | None, overrides: Mapping[str, Any]) -> Config:
+    """The options of a checkpoint, changed by a file and by flags; what differs is told, or refused."""
+    metadata = checkpoint.read_metadata(source)
+    before = config_from_dict(metadata["config"], source=str(source))
+    after = config_from_dict(metadata["config"], source=str(source))
+    after = load_config(path, overrides, base=after)
+    refused: list[str] = []
+    changed: list[str] = []
+    for option in all_options().values():
+        old, new = (getattr(getattr(config, option.section), option.name) for config in (before, after))
+        if old == new or option.name in _FREE or option.section in _FREE_SECTIONS:
+            continue
+        difference = f"{option.name} {old} -> {new}"
+        (refused if option.name in _FIXED or option.section == "policy" else changed).append(difference)
+    if refused:
+        raise UsageError(
+            f"a resume cannot change {', '.join(refused)} of {source}: leave that out, or start a new run."
+        )
+    if changed:
+        log.warning("Options that differ from the checkpoint's: %s.", ", ".join(changed))
+    return after
+
+
+def is_complete(source: Path, config: Config) -> bool:
+    """Whether a checkpoint already has all the steps that are asked for."""
+    return bool(checkpoint.read_metadata(source)["global_step"] >= config.run.total_timesteps)
+
+
+def check_incomplete(source: Path, config: Config) -> None:
+    """A UsageError where there is nothing left to train."""
+    if is_complete(source, config):
+        done = checkpoint.read_metadata(source)["global_step"]
+        raise UsageError(
+            f"{source} already has {done:,} of total_timesteps {config.run.total_timesteps:,}: raise "
+            "--total-timesteps to train on."
+        )
+
+
+def newest_of_name(config: Config) -> Path | None:
+    """The newest whole checkpoint of the newest run of this name that has one."""
+    folder = Path(config.run.runs_dir) / config.name
+    runs = sorted((run for run in folder.iterdir() if run.is_dir()), reverse=True) if folder.is_dir() else []
+    return next((found for run in runs if (found := checkpoint.newest_whole(run)) is not None), None)

@@ -1,0 +1,240 @@
+"""A run that is killed and resumed ends with the same bits as one that never stopped."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from proxima import checkpoint, train
+from proxima.errors import UsageError
+from tests import probes
+
+SMALL = {
+    "num_envs": 4,
+    "num_steps": 32,
+    "minibatch_size": 32,
+    "update_epochs": 2,
+    "lr_schedule": "linear",
+    "tensorboard": False,
+    "progress": False,
+    "compile": "off",
+}
+TIMES = {"wall_time", "steps_per_second", "collect_seconds", "advantage_seconds", "update_seconds"}
+# A process that trains as the command does, with the test's own envs registered.
+SCRIPT = "import sys; from tests import probes; probes.register(); from proxima.cli import main; sys.exit(main())"
+ROOT = Path(__file__).parents[2]
+CASES: dict[str, dict[str, Any]] = {
+    "batch": {"env": "Hopper-v5"},
+    "batch, contact forces": {"env": "Ant-v5"},
+    "sync": {"env": "Hopper-v5", "vec_env_mode": "sync"},
+    "async": {"env": "HalfCheetah-v5", "vec_env_mode": "async"},
+    "replayed": {"env": "LunarLander-v3"},
+    "cnn": {"env": "ProbePixels-v0"},
+    "dict": {"env": "ProbeTwoKeys-v0"},
+    "all normalised, adaptive": {"env": "Walker2d-v5", "lr_schedule": "adaptive", "recompute_advantage": True},
+}
+
+
+@pytest.fixture(autouse=True)
+def probe_envs() -> None:
+    probes.register()
+
+
+def flags(options: dict[str, Any]) -> list[str]:
+    return [part for name, value in options.items() for part in (f"--{name}", str(value))]
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
+
+
+def same(one: Any, two: Any) -> bool:
+    """Equality of states, bit for bit."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == two.dtype and torch.equal(one, two)
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(same(one[key], two[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(two) and all(same(a, b) for a, b in zip(one, two, strict=True))
+    return bool(one == two)
+
+
+def assert_same_end(one: Path, two: Path) -> None:
+    for name in ("agent.pt", "optimizer.pt", "training_state.pt"):
+        assert same(checkpoint.read(one, name), checkpoint.read(two, name)), f"{name} differs"
+
+
+def wait_for_checkpoint(folder: Path, process: subprocess.Popen[str], count: int = 1) -> None:
+    deadline = time.monotonic() + 60
+    while len(list(folder.glob("*/cut-*/metadata.yaml"))) < count:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, "no checkpoint came"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_killed_in_mid_iteration_and_resumed_equals_uninterrupted(case: str, tmp_path: Path) -> None:
+    options = SMALL | CASES[case] | {"total_timesteps": 128 * 20}
+    whole = train(name="whole", **options)
+    process = start("train", "--name", "cut", "--checkpoint-freq", "1", *flags(options))
+    wait_for_checkpoint(tmp_path / "runs" / "cut", process)
+    process.kill()
+    process.communicate()
+    (cut,) = (tmp_path / "runs" / "cut").iterdir()
+    done = checkpoint.read_metadata(checkpoint.find(cut))["iteration"]
+    assert done < 20, "the process had already finished: it was not killed in the middle"
+    resumed = train(resume_from=cut)
+    assert_same_end(whole.checkpoint, resumed.checkpoint)
+    assert metrics(whole.run_dir)[done:] == metrics(resumed.run_dir)
+
+
+def test_killed_at_twenty_random_moments(tmp_path: Path) -> None:
+    options = SMALL | {"env": "Hopper-v5", "total_timesteps": 128 * 300}
+    whole = train(name="whole", **options)
+    moments, fork = random.Random(0), multiprocessing.get_context("fork")  # forked: no time is lost in imports
+    options |= {"name": "cut", "auto_resume": True}
+    for _ in range(20):  # anywhere: in the restore, in a rollout, in an update, in a save
+        process = fork.Process(target=train, kwargs=options | {"checkpoint_freq": 1})
+        process.start()
+        time.sleep(moments.uniform(0.0, 0.6))
+        assert process.is_alive(), "the run was over before it could be killed: make it longer"
+        process.kill()
+        process.join()
+    last = train(**options)
+    assert last.global_step == 128 * 300
+    assert_same_end(whole.checkpoint, last.checkpoint)
+    assert len(checkpoint.read_metadata(last.checkpoint)["lineage"]) > 3
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("mode", ["batch", "async"])
+def test_a_signal_saves_the_last_boundary_and_says_how_to_go_on(
+    number: signal.Signals, code: int, mode: str, tmp_path: Path
+) -> None:
+    options = SMALL | {"env": "Hopper-v5", "vec_env_mode": mode}
+    process = start("train", "--name", "cut", "--total-timesteps", "1M", "--checkpoint-freq", "128", *flags(options))
+    wait_for_checkpoint(tmp_path / "runs" / "cut", process)
+    time.sleep(0.2)
+    process.send_signal(number)
+    _, error = process.communicate(timeout=30)
+    (run,) = (tmp_path / "runs" / "cut").iterdir()
+    assert process.returncode == code, error
+    assert f"stopped by {number.name}" in error and f"proxima resume {run.relative_to(tmp_path)}" in error
+    rows = metrics(run)
+    assert checkpoint.read_metadata(checkpoint.find(run))["iteration"] == rows[-1]["iteration"]
+    resumed = train(resume_from=run, total_timesteps=rows[-1]["global_step"] + 256)
+    assert metrics(resumed.run_dir)[0]["iteration"] == rows[-1]["iteration"] + 1
+
+
+def test_a_signal_before_the_first_iteration_is_over_saves_the_start(tmp_path: Path) -> None:
+    options = SMALL | {"env": "Hopper-v5", "num_steps": 100_000}
+    process = start("train", "--name", "cut", "--total-timesteps", "10M", *flags(options))
+    while not list((tmp_path / "runs").glob("cut/*/metrics.jsonl")):
+        time.sleep(0.02)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert checkpoint.read_metadata(checkpoint.find(tmp_path / "runs" / "cut"))["iteration"] == 0
+
+
+def test_lineage_leads_to_the_first_run() -> None:
+    first = train(env="InvertedPendulum-v5", total_timesteps=128, **SMALL)
+    second = train(resume_from=first.run_dir, total_timesteps=256)
+    third = train(resume_from=second.run_dir, total_timesteps=384)
+    metadata = checkpoint.read_metadata(third.checkpoint)
+    assert metadata["lineage"] == [str(first.checkpoint), str(second.checkpoint)]
+    assert metadata["resumed_from"] == str(second.checkpoint)
+    assert yaml.safe_load((third.run_dir / "lineage.yaml").read_text())["lineage"] == metadata["lineage"]
+    assert len({first.run_dir, second.run_dir, third.run_dir}) == 3
+
+
+def test_changed_options_are_told_and_impossible_ones_refused(caplog: pytest.LogCaptureFixture) -> None:
+    result = train(env="InvertedPendulum-v5", total_timesteps=128, **SMALL)
+    train(resume_from=result.run_dir, total_timesteps=256, learning_rate=1e-3, update_epochs=1)
+    assert "update_epochs 2 -> 1, learning_rate 0.0003 -> 0.001" in caplog.text
+    with pytest.raises(UsageError, match=r"cannot change num_envs 4 -> 8, hidden_sizes \[64, 64\] -> \[8\]"):
+        train(resume_from=result.run_dir, total_timesteps=512, num_envs=8, hidden_sizes=[8])
+    with pytest.raises(UsageError, match="raise --total-timesteps"):
+        train(resume_from=result.run_dir)
+
+
+def test_a_resume_takes_a_config_file(tmp_path: Path) -> None:
+    result = train(env="InvertedPendulum-v5", total_timesteps=128, **SMALL)
+    (tmp_path / "more.yaml").write_text("run: {total_timesteps: 256}\nppo: {clip_range: 0.1}\n")
+    resumed = train(tmp_path / "more.yaml", resume_from=result.run_dir)
+    assert resumed.global_step == 256
+
+
+def test_auto_resume_starts_goes_on_and_ends(caplog: pytest.LogCaptureFixture) -> None:
+    options = SMALL | {"env": "InvertedPendulum-v5", "name": "job", "auto_resume": True}
+    first = train(total_timesteps=256, **options)
+    second = train(total_timesteps=512, **options)
+    assert [row["iteration"] for row in metrics(second.run_dir)] == [3, 4]
+    third = train(total_timesteps=512, **options)
+    assert third.run_dir == second.run_dir and "nothing to do" in caplog.text
+    assert first.run_dir != second.run_dir
+
+
+def test_an_inexact_env_is_named_at_the_start_and_at_the_resume(caplog: pytest.LogCaptureFixture) -> None:
+    result = train(env="BipedalWalker-v3", total_timesteps=128, **SMALL)
+    assert "will start new episodes, and so not be exact: BipedalWalker-v3: its Box2D world" in caplog.text
+    caplog.clear()
+    train(resume_from=result.run_dir, total_timesteps=256)
+    assert "This resume is not exact" in caplog.text
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_and_named() -> None:
+    result = train(env="InvertedPendulum-v5", total_timesteps=256, checkpoint_freq=128, **SMALL)
+    older, newest = checkpoint.list_checkpoints(result.run_dir)
+    path = newest / "optimizer.pt"
+    path.write_bytes(path.read_bytes()[:-100])
+    assert checkpoint.find(result.run_dir) == older
+    with pytest.raises(UsageError, match=rf"{path} is damaged .*: use {older}\."):
+        train(resume_from=newest, total_timesteps=512)
+    (newest / "agent.pt").unlink()
+    with pytest.raises(UsageError, match=rf"agent.pt is missing: use {older}\."):
+        checkpoint.read(newest, "agent.pt")
+
+
+def test_the_best_checkpoint_outlives_the_newest(tmp_path: Path) -> None:
+    for iteration, value in enumerate([1.0, 9.0, 2.0, float("nan"), 3.0, 4.0]):
+        metadata = {"episode_return": value}
+        checkpoint.save(tmp_path, name="run", iteration=iteration, files={}, metadata=metadata)
+        checkpoint.prune(tmp_path, keep=2)
+    assert [int(p.name.split("-")[1]) for p in checkpoint.list_checkpoints(tmp_path)] == [1, 4, 5]
+
+
+def test_a_disk_that_fails_does_not_end_the_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_args: Any, **_kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    result = train(env="InvertedPendulum-v5", total_timesteps=256, checkpoint_freq=128, **SMALL)
+    assert result.global_step == 256 and result.checkpoint is None
+    assert "No checkpoint of iteration 1" in caplog.text and "No space left on device" in caplog.text
+    assert not list(result.run_dir.glob(".*"))
