@@ -123,15 +123,28 @@ class TwoKeys(Probe):
 
 
 class TurnsNan(Probe):
-    """Gives a NaN reward or observation at its fifth step."""
+    """Gives something infinite or NaN: as a reward or observation at its fifth step, at its end, or at once."""
 
     def __init__(self, what: str):
         self.what = what
 
+    def first(self) -> float:
+        return np.nan if self.what == "reset" else 0.0
+
     def step(self, action: Any) -> tuple:
         self.time += 1
-        bad = np.nan if self.time == 5 else 0.0
-        return self.observe(bad if self.what == "obs" else 0.0), bad if self.what == "reward" else 0.0, False, False, {}
+        now = self.time == 5
+        reward = {"reward": np.nan, "huge reward": 1e39}.get(self.what, 0.0) if now else 0.0
+        seen = np.nan if now and self.what in ("obs", "final obs") else 0.0
+        return self.observe(seen), reward, now and self.what == "final obs", False, {}
+
+
+class Strict(Probe):
+    """Takes only actions that its space, set by the test, contains."""
+
+    def step(self, action: Any) -> tuple:
+        assert action in self.action_space, f"{action!r} is not in {self.action_space}"
+        return self.observe(0.0), 0.0, True, False, {}
 
 
 def register() -> None:
@@ -146,4 +159,5 @@ def register() -> None:
     gym.register("ProbeMatch-v0", Match)
     gym.register("ProbePixels-v0", Pixels)
     gym.register("ProbeTwoKeys-v0", TwoKeys)
+    gym.register("ProbeStrict-v0", Strict)
     gym.register("ProbeNan-v0", TurnsNan, max_episode_steps=100)

@@ -31,7 +31,11 @@ class ActionSpec:
             action = action + np.array(self.start).reshape(action.shape[1:])
         action = action.reshape(len(action), *self.shape)
         dtype = np.dtype(self.dtype)
-        return (np.rint(action) if dtype.kind in "iu" else action).astype(dtype)
+        action = (np.rint(action) if dtype.kind in "iu" else action).astype(dtype)
+        if self.kind == "box":  # in the env's precision: the policy's bounds were rounded to float32
+            low, high = (np.array(bound, dtype).reshape(self.shape) for bound in (self.low, self.high))
+            action = np.clip(action, low, high)
+        return action
 
 
 @dataclass(frozen=True)

@@ -82,9 +82,9 @@ class Collector:
             rollout.truncated[t] = step.truncated
             if step.duration is not None:
                 self._put_duration(t, step.duration)
-            self.global_step += self.env.num_envs if step.duration is None else int(step.duration.sum())
             if step.final_obs is not None:
                 self._end_episodes(t, step)
+            self.global_step += self.env.num_envs if step.duration is None else int(step.duration.sum())
         return rollout
 
     def _put_obs(self, t: int, obs: dict[str, Tensor]) -> None:

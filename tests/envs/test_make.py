@@ -88,7 +88,7 @@ def test_a_missing_package_comes_with_the_command_that_installs_it(monkeypatch: 
         raise gym.error.DependencyNotInstalled("Box2D is not installed, run `pip install swig`")
 
     monkeypatch.setattr(gym, "make", refuse)
-    with pytest.raises(UsageError, match=r'needs Box2D: pip install "proxima-rl\[box2d\]"'):
+    with pytest.raises(UsageError, match=r'needs Box2D: pip install "gymnasium\[box2d\]"'):
         make_env("LunarLander-v3")
     with pytest.raises(UsageError, match="Box2D is not installed, run"):
         make_env("CartPole-v1")

@@ -1,13 +1,16 @@
 """Learning on environments with known answers, through the whole stack."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
-from proxima import train
+from proxima import checkpoint, load_policy, train
 from proxima.config import load_config
+from proxima.errors import NonFiniteError
 from proxima.evaluate.policy import LoadedPolicy
 from proxima.training.trainer import Trainer
 from tests import probes
@@ -88,13 +91,42 @@ def test_both_keys_of_a_dict_are_used() -> None:
             assert int(policy.act(obs)) == int(left * right > 0)
 
 
-@pytest.mark.parametrize("what", ["reward", "obs"])
+@pytest.mark.parametrize("what", ["reward", "huge reward", "obs", "final obs"])
 def test_a_nan_names_env_and_step_and_leaves_the_weights(what: str) -> None:
-    from proxima.errors import NonFiniteError
-
     options = {"env": "ProbeNan-v0", "env_kwargs": {"what": what}, "num_envs": 2, "num_steps": 8, "minibatch_size": 8}
     trainer = Trainer(load_config(None, options | {"tensorboard": False, "spread_episodes": False}))
     before = trainer.learner.state.param.clone()
-    with pytest.raises(NonFiniteError, match=r"env 0 gave .*nan at global step 10 \(step 5 of that env\)"):
+    with pytest.raises(NonFiniteError, match=r"env 0 gave .*(nan|inf) at global step 10 \(step 5 of that env\)"):
         trainer.run()
     assert torch.equal(before, trainer.learner.state.param)
+    assert checkpoint.find(trainer.run_dir)  # the last good state is on disk
+
+
+def test_a_nan_at_the_first_reset_is_found_before_the_run_starts(tmp_path: Path) -> None:
+    with pytest.raises(NonFiniteError, match="env 0 gave an observation 'obs' with nan"):
+        train(env="ProbeNan-v0", env_kwargs={"what": "reset"}, num_steps=64)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(3, start=5),
+        spaces.Box(-1, 1, (2, 3)),
+        spaces.Box(-1, 1, ()),
+        spaces.Box(0, 9, (2,), np.int64),
+        spaces.Box(-0.1, 0.1, (2,), np.float64),
+        spaces.Box(-3.4e38, 3.4e38, (2,)),
+        spaces.MultiDiscrete([2, 3], start=[1, -1]),
+        spaces.MultiDiscrete([[2, 3], [4, 5]]),
+        spaces.MultiBinary((2, 3)),
+    ],
+    ids=str,
+)
+def test_actions_of_every_form_are_the_envs_own(space: spaces.Space) -> None:
+    probes.Strict.action_space = space
+    options = {"num_envs": 2, "num_steps": 16, "minibatch_size": 16, "tensorboard": False, "save_optimizer": False}
+    result = train(env="ProbeStrict-v0", total_timesteps=32, vec_env_mode="sync", **options)
+    policy = load_policy(result.run_dir)
+    assert policy.act(np.zeros(1)) in space
+    assert all(action in space for action in policy.act(np.zeros((4, 1)), deterministic=False))
