@@ -1,10 +1,10 @@
-"""Kills one HalfCheetah run with SIGKILL at random moments, resumes it each time, and compares it with one that never stopped.
+"""Kills a HalfCheetah run with SIGKILL at random moments, resumes it, and compares it with one that never stopped.
 
     python benchmarks/kill_resume.py                       # 50 kills
     python benchmarks/kill_resume.py --kills 5 --steps 200000
 
 The killed run is restarted with the same command and --auto-resume, as a preemptible job would be. Writes
-kill_resume.md: how many kills hit which phase, and whether weights, optimizer, generators and env states are the same bits.
+kill_resume.md: whether weights, optimizer, generators and env states are the same bits in the end.
 """
 
 import argparse
@@ -100,9 +100,9 @@ def write_report(folder: Path, arguments: argparse.Namespace, kills: int, early:
     lines = [
         "# Kill and resume",
         "",
-        f"`python benchmarks/kill_resume.py --kills {arguments.kills} --steps {arguments.steps} --seed {arguments.seed}`,",
+        f"`python benchmarks/kill_resume.py --kills {arguments.kills} --steps {arguments.steps}` (seed {arguments.seed}),",
         f"commit {commit.strip()}, {platform.machine()} with {os.cpu_count()} cores: HalfCheetah-v5, one run of",
-        f"{arguments.steps:,} steps, killed {kills} times with SIGKILL at random moments and restarted with `--auto-resume`.",
+        f"{arguments.steps:,} steps, killed {kills} times with SIGKILL at random moments, restarted with `--auto-resume`.",
         "",
         "| what | result |",
         "| --- | --- |",
