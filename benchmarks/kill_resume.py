@@ -100,9 +100,10 @@ def write_report(folder: Path, arguments: argparse.Namespace, kills: int, early:
     lines = [
         "# Kill and resume",
         "",
-        f"`python benchmarks/kill_resume.py --kills {arguments.kills} --steps {arguments.steps}` (seed {arguments.seed}),",
+        f"`python benchmarks/kill_resume.py --kills {arguments.kills} --steps {arguments.steps}`,",
         f"commit {commit.strip()}, {platform.machine()} with {os.cpu_count()} cores: HalfCheetah-v5, one run of",
-        f"{arguments.steps:,} steps, killed {kills} times with SIGKILL at random moments, restarted with `--auto-resume`.",
+        f"{arguments.steps:,} steps, killed {kills} times with SIGKILL at random moments (seed {arguments.seed}), each",
+        "time restarted with `--auto-resume`.",
         "",
         "| what | result |",
         "| --- | --- |",
