@@ -157,12 +157,12 @@ class Trainer:
         if self.config.checkpoint.save_optimizer:
             learner = self.learner.state_dict()
             files["optimizer.pt"] = learner.pop("optimizer")
-            exact = isinstance(self.env, ExactState) and not self.obstacle
+            env_state = self.env.get_state() if isinstance(self.env, ExactState) and not self.obstacle else None
             files["training_state.pt"] = {
                 "iteration": self.iteration,
                 "learner": learner,
                 "collector": self.collector.get_state(),
-                "env": self.env.get_state() if exact else None,  # type: ignore[attr-defined]
+                "env": env_state,
                 "env_type": type(self.env).__name__,
             }
         metadata = {
@@ -203,10 +203,9 @@ class Trainer:
         state = checkpoint.read(source, "training_state.pt")
         self.policy.load_state_dict(checkpoint.read(source, "agent.pt"))
         self.learner.load_state_dict({"optimizer": checkpoint.read(source, "optimizer.pt"), **state["learner"]})
-        exact = isinstance(self.env, ExactState) and state["env"] is not None
-        exact = exact and setup.share_states(type(self.env).__name__, state["env_type"])
-        if exact:
-            self.env.set_state(state["env"])  # type: ignore[attr-defined]
+        exact = state["env"] is not None and setup.share_states(type(self.env).__name__, state["env_type"])
+        if exact and isinstance(self.env, ExactState):
+            self.env.set_state(state["env"])
         else:
             self.notices.append(
                 f"This resume is not exact: {source} has no state for these envs, so they start new episodes."
