@@ -216,6 +216,11 @@ class Config:
         """Minibatches of one epoch: as many as hold every sample once, of sizes that differ by at most one."""
         return -(-self.rollout_size // self.ppo.minibatch_size)
 
+    @property
+    def num_updates(self) -> int:
+        """Optimizer steps of one epoch."""
+        return -(-self.num_minibatches // self.optimizer.gradient_accumulation)
+
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Plain nested dicts, as in a YAML file."""
         return dataclasses.asdict(self)

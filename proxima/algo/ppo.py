@@ -1,17 +1,18 @@
 """The learner: from a rollout to better weights. The only place that takes an optimizer step.
 
 The whole minibatch step (gather, forward, loss, gradient, clipping, Adam) is one function of tensors on one flat
-parameter vector, so that it compiles as a whole. Metrics stay on the device until the update is over.
+parameter vector. On the CPU a whole epoch of such steps compiles into native code with the loop inside. Metrics stay
+on the device until the update is over.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Generator, Tensor
-from torch.func import functional_call
+from torch.func import functional_call, grad_and_value
 
 from proxima.algo.adam import AdamState, adam_step, clip_by_norm, scaled_adam_step
 from proxima.algo.gae import gae, next_values
@@ -26,6 +27,7 @@ from proxima.errors import NonFiniteError
 log = logging.getLogger("proxima")
 
 STEP_METRICS = (*LossTerms._fields, "gradient_norm")
+EpochFunction = Callable[[AdamState, Tensor, dict[str, Tensor], list[Tensor], Tensor], tuple[AdamState, Tensor]]
 _AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Compilation takes some tens of seconds and saves about a millisecond a minibatch.
 _COMPILE_PAYS_AFTER = 50_000
@@ -61,12 +63,10 @@ class Learner:
         for p in trained.values():  # the modules and the learner share one storage
             p.data = flat[start : start + p.numel()].view_as(p)
             start += p.numel()
-        scale = 2.0**16 if config.optimizer.precision == "fp16" else 1.0
-        self.state = AdamState.start(
-            flat.requires_grad_(), learning_rate=config.optimizer.learning_rate, loss_scale=scale
-        )
+        self.state = AdamState.start(flat, loss_scale=2.0**16 if config.optimizer.precision == "fp16" else 1.0)
+        self.learning_rate = flat.new_tensor(config.optimizer.learning_rate)
         self.compiled = self._wants_compile()
-        self._step: Callable[..., Tensor] = self._first_compiled_step if self.compiled else self._eager_step
+        self._run_epoch: EpochFunction = self._compile_and_run if self.compiled else self._epoch
 
     # Preparation -----------------------------------------------------------------------------------------------------
 
@@ -133,75 +133,121 @@ class Learner:
             if epoch and ppo.recompute_advantage:
                 self._recompute_advantage(batch, rollout)
             data = [batch.action, batch.old_log_prob, batch.old_value, batch.advantage, batch.return_]
-            order = list(minibatch_indices(rollout.size, self.config.num_minibatches, self.generator))
-            group = optimizer.gradient_accumulation
-            groups = [order[i : i + group] for i in range(0, len(order), group)]
-            epochs.append(torch.stack([self._step(self.state, batch.obs, data, indices) for indices in groups]))
-            kl = epochs[-1][:, STEP_METRICS.index("approx_kl")].mean()
+            state, metrics = self.state, batch.advantage.new_zeros(len(STEP_METRICS))
+            for order in minibatch_indices(rollout.size, self.config.num_updates, self.generator):
+                state, total = self._run_epoch(state, self.learning_rate, batch.obs, data, order)
+                metrics = metrics + total / self.config.num_updates
+            self._keep(state)
+            epochs.append(metrics)
+            kl = metrics[STEP_METRICS.index("approx_kl")]
             if optimizer.lr_schedule == "adaptive":
-                rate = adapted(float(self.state.learning_rate), float(kl), optimizer.desired_kl)
-                self.state.learning_rate.fill_(rate)
+                self.learning_rate.fill_(adapted(float(self.learning_rate), float(kl), optimizer.desired_kl))
             if ppo.target_kl is not None and float(kl) > ppo.target_kl:
                 break
-        return self._metrics(epochs, explained)
+        return self._metrics(torch.stack(epochs), explained)
 
-    def _metrics(self, epochs: list[Tensor], explained: Tensor) -> dict[str, float]:
-        self._check_finite(epochs)
-        mean, last = torch.cat(epochs).mean(0), epochs[-1].mean(0)
-        host = torch.stack((mean, last)).tolist()
-        metrics = dict(zip(STEP_METRICS, host[0], strict=True))
+    @torch.no_grad()
+    def _keep(self, state: AdamState) -> None:
+        for ours, new in zip(self.state, state, strict=True):
+            ours.copy_(new)
+
+    def _metrics(self, epochs: Tensor, explained: Tensor) -> dict[str, float]:
+        """Means over the epochs `[E, 7]`, and how far the last one went."""
+        host = epochs.tolist()
+        self._check_finite(host)
+        metrics = {name: sum(column) / len(host) for name, *column in zip(STEP_METRICS, *host, strict=True)}
         # How far the whole update went, not the average on the way there.
         for name in ("approx_kl", "clip_fraction"):
-            metrics[name] = host[1][STEP_METRICS.index(name)]
+            metrics[name] = host[-1][STEP_METRICS.index(name)]
         del metrics["loss"]
         return metrics | {
             "explained_variance": float(explained),
-            "learning_rate": float(self.state.learning_rate),
-            "epochs": float(len(epochs)),
+            "learning_rate": float(self.learning_rate),
+            "epochs": float(len(host)),
         }
 
-    def _check_finite(self, epochs: list[Tensor]) -> None:
+    def _check_finite(self, epochs: list[list[float]]) -> None:
         # An fp16 gradient may overflow: its step is then left out and the loss scale lowered.
-        columns = len(LossTerms._fields) if self.config.optimizer.precision == "fp16" else len(STEP_METRICS)
-        good = torch.stack([torch.isfinite(rows[:, :columns]).all() for rows in epochs])
-        if bool(good.all()) and bool(torch.isfinite(self.state.param).all()):
-            return
-        if bool(good.all()):
+        fp16 = self.config.optimizer.precision == "fp16"
+        for number, row in enumerate(epochs, start=1):
+            for name, value in zip(STEP_METRICS, row, strict=True):
+                if not math.isfinite(value) and not (fp16 and name == "gradient_norm"):
+                    raise NonFiniteError(
+                        f"the {name} became {value} in epoch {number} of the update: try a lower learning_rate or "
+                        "max_grad_norm, or check the env's rewards."
+                    )
+        if not bool(torch.isfinite(self.state.param).all()):
             raise NonFiniteError("the update made a weight infinite or NaN: try a lower learning_rate.")
-        epoch = int((~good).nonzero()[0])
-        row, column = (int(i) for i in (~torch.isfinite(epochs[epoch][:, :columns])).nonzero()[0])
-        raise NonFiniteError(
-            f"the {STEP_METRICS[column]} became {float(epochs[epoch][row, column])} in epoch {epoch + 1}, minibatch "
-            f"{row + 1} of the update: try a lower learning_rate or max_grad_norm, or check the env's rewards."
-        )
 
     def set_progress(self, progress: float) -> None:
         """Set the learning rate for this share of the run."""
         optimizer = self.config.optimizer
         if optimizer.lr_schedule != "adaptive":
-            self.state.learning_rate.fill_(scheduled(optimizer.lr_schedule, optimizer.learning_rate, progress))
+            self.learning_rate.fill_(scheduled(optimizer.lr_schedule, optimizer.learning_rate, progress))
 
     # The minibatch step ----------------------------------------------------------------------------------------------
 
-    def _eager_step(
-        self, state: AdamState, obs: dict[str, Tensor], data: list[Tensor], indices: Sequence[Tensor]
-    ) -> Tensor:
-        """One optimizer step on the mean gradient of the minibatches; returns their mean metrics `[7]`."""
+    def _epoch(
+        self, state: AdamState, learning_rate: Tensor, obs: dict[str, Tensor], data: list[Tensor], order: Tensor
+    ) -> tuple[AdamState, Tensor]:
+        """One step a row of `order` `[M, B]`; returns the last state and the sum of the steps' metrics `[7]`."""
+        total = learning_rate.new_zeros(len(STEP_METRICS))
+        for index in order:
+            state, metrics = self._step(state, learning_rate, obs, data, index)
+            total = total + metrics
+        return state, total
+
+    def _native_epoch(
+        self, state: AdamState, learning_rate: Tensor, obs: dict[str, Tensor], data: list[Tensor], order: Tensor
+    ) -> tuple[AdamState, Tensor]:
+        """The same, written so that the loop becomes part of the compiled code."""
+        steps = order.shape[0]
+
+        def body(i: Tensor, total: Tensor, *fields: Tensor) -> tuple[Tensor, ...]:
+            index = order.index_select(0, i.reshape(1)).reshape(-1)
+            after, metrics = self._step(AdamState(*fields), learning_rate, obs, data, index)
+            return i + 1, total + metrics, *(x.clone() for x in after)
+
+        start = (torch.zeros((), dtype=torch.long), learning_rate.new_zeros(len(STEP_METRICS)), *state)
+        _, total, *fields = torch.while_loop(lambda i, *_: i < steps, body, start)
+        return AdamState(*fields), total
+
+    def _step(
+        self, state: AdamState, learning_rate: Tensor, obs: dict[str, Tensor], data: list[Tensor], index: Tensor
+    ) -> tuple[AdamState, Tensor]:
+        """One optimizer step on the samples of `index`, in parts whose gradients are averaged, and its metrics."""
         optimizer = self.config.optimizer
-        gradient, metrics = state.mean.new_zeros(()), state.mean.new_zeros(())
-        for index in indices:
-            terms = self._loss(state.param, {key: x[index] for key, x in obs.items()}, [x[index] for x in data])
-            scaled = terms.loss * state.loss_scale if optimizer.precision == "fp16" else terms.loss
-            gradient = gradient + torch.autograd.grad(scaled, state.param)[0]
-            metrics = metrics + torch.stack([term.detach() for term in terms])
-        share = 1.0 / len(indices)
-        with torch.no_grad():
-            if optimizer.precision == "fp16":
-                gradient = gradient / state.loss_scale
-            clipped, norm = clip_by_norm(gradient * share, optimizer.max_grad_norm)
-            apply = scaled_adam_step if optimizer.precision == "fp16" else adam_step
-            apply(state, clipped, eps=optimizer.adam_eps, weight_decay=optimizer.weight_decay)
-            return torch.cat((metrics * share, norm[None]))
+        fp16 = optimizer.precision == "fp16"
+        gradient, metrics = torch.zeros_like(state.param), learning_rate.new_zeros(len(LossTerms._fields))
+        for part in index.tensor_split(optimizer.gradient_accumulation):
+            rows = {key: x[part] for key, x in obs.items()}, [x[part] for x in data]
+            part_gradient, terms = self._gradient(state, *rows)
+            share = part.shape[0] / index.shape[0]
+            gradient = gradient + share * part_gradient
+            metrics = metrics + share * terms
+        if fp16:
+            gradient = gradient / state.loss_scale
+        clipped, norm = clip_by_norm(gradient, optimizer.max_grad_norm)
+        apply = scaled_adam_step if fp16 else adam_step
+        state = apply(state, clipped, learning_rate, eps=optimizer.adam_eps, weight_decay=optimizer.weight_decay)
+        return state, torch.cat((metrics, norm[None]))
+
+    def _gradient(self, state: AdamState, obs: dict[str, Tensor], data: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Gradient `[P]` of the (scaled) loss, and the loss terms `[6]`."""
+        fp16 = self.config.optimizer.precision == "fp16"
+
+        def loss(param: Tensor) -> tuple[Tensor, Tensor]:
+            terms = self._loss(param, obs, data)
+            scaled = terms.loss * state.loss_scale if fp16 else terms.loss
+            return scaled, torch.stack([term.detach() for term in terms])
+
+        if torch.compiler.is_compiling():  # the form that a compiled graph may hold inside
+            gradient, (_, terms) = grad_and_value(loss, has_aux=True)(state.param)
+            return gradient, terms
+        param = state.param.detach().requires_grad_()
+        with torch.enable_grad():
+            scaled, terms = loss(param)
+            return torch.autograd.grad(scaled, param)[0], terms
 
     def _loss(self, param: Tensor, obs: dict[str, Tensor], data: list[Tensor]) -> LossTerms:
         action, old_log_prob, old_value, advantage, return_ = data
@@ -239,45 +285,50 @@ class Learner:
         steps = config.num_iterations * config.ppo.update_epochs * config.num_minibatches
         return wish == "on" or (wish == "auto" and steps >= _COMPILE_PAYS_AFTER)
 
-    def _first_compiled_step(self, *args: Any) -> Tensor:
+    def _compile_and_run(
+        self, state: AdamState, learning_rate: Tensor, obs: dict[str, Tensor], data: list[Tensor], order: Tensor
+    ) -> tuple[AdamState, Tensor]:
         """Compile on the first call; where that cannot be done, say so once and go on without."""
-        torch._dynamo.reset()  # the cache is the function's: learners of earlier runs in this process would fill it
-        compiled = torch.compile(self._eager_step, fullgraph=True, dynamic=False)
         try:
-            # Lets the gradient be taken inside the one compiled graph.
-            with torch._dynamo.config.patch(trace_autograd_ops=True):
-                metrics = compiled(*args)
+            run = self._compile()
+            result = run(state, learning_rate, obs, data, order)
         except Exception as error:  # the compiler and the toolchain raise whatever they like
-            reason = str(error).strip().splitlines()
-            log.warning(
-                "The minibatch step is not compiled (%s): the run goes on, slower.", reason[0] if reason else error
-            )
-            self.compiled, self._step = False, self._eager_step
-            return self._eager_step(*args)
-        self._step = self._compiled_step
-        self._compiled = compiled
-        return metrics
+            reason = (str(error).strip() or repr(error)).splitlines()[0]
+            log.warning("The learner is not compiled (%s): the run goes on, slower.", reason)
+            self.compiled, self._run_epoch = False, self._epoch
+            return self._epoch(state, learning_rate, obs, data, order)
+        self._run_epoch = run
+        return result
 
-    def _compiled_step(self, *args: Any) -> Tensor:
-        with torch._dynamo.config.patch(trace_autograd_ops=True):
-            return self._compiled(*args)
+    def _compile(self) -> EpochFunction:
+        torch._dynamo.reset()  # the cache is the function's: learners of earlier runs in this process would fill it
+        if self.device.type == "cpu":
+            return torch.compile(self._native_epoch, fullgraph=True, dynamic=False, options={"cpp_wrapper": True})
+        # A native loop would ask the device at every step whether to go on.
+        self._step = torch.compile(self._step, fullgraph=True, dynamic=False)  # type: ignore[method-assign]
+        return self._epoch
 
     # State -----------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Optimizer, reward statistics and generator; the weights belong to the policy."""
         return {
-            "optimizer": {name: x.clone() for name, x in self.state.tensors().items()},
+            "optimizer": {name: x.clone() for name, x in self._optimizer_tensors().items()},
             "reward_normalizer": {name: x.clone() for name, x in self.reward_normalizer.state_dict().items()},
             "generator": {"state": self.generator.get_state()},
         }
 
     def load_state_dict(self, state: dict[str, dict[str, Tensor]]) -> None:
         """Put back what `state_dict` gave."""
-        for name, tensor in self.state.tensors().items():
+        for name, tensor in self._optimizer_tensors().items():
             tensor.copy_(state["optimizer"][name])
         self.reward_normalizer.load_state_dict(state["reward_normalizer"])
         self.generator.set_state(state["generator"]["state"].cpu())
+
+    def _optimizer_tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps of the optimizer; the parameters are the policy's."""
+        tensors = self.state._asdict() | {"learning_rate": self.learning_rate}
+        return {name: x for name, x in tensors.items() if name != "param"}
 
 
 def _rows(obs: dict[str, Tensor], rows: slice) -> dict[str, Tensor]:

@@ -74,10 +74,17 @@ class Rollout:
         return {key: x[:-1].flatten(0, 1) for key, x in self.obs.items()}
 
 
-def minibatch_indices(size: int, num_minibatches: int, generator: Generator) -> Iterator[Tensor]:
-    """Every index of `range(size)` once, shuffled, in parts whose sizes differ by at most one."""
+def minibatch_indices(size: int, count: int, generator: Generator) -> Iterator[Tensor]:
+    """Every index of `range(size)` once, shuffled, in `count` minibatches whose sizes differ by at most one.
+
+    Yields tensors `[M, B]` of M minibatches each: one where the sizes are all the same, else two.
+    """
     order = torch.randperm(size, generator=generator, device=generator.device)
-    yield from order.tensor_split(num_minibatches)
+    least, larger = divmod(size, count)
+    split = larger * (least + 1)
+    if larger:
+        yield order[:split].view(larger, least + 1)
+    yield order[split:].view(count - larger, least)
 
 
 def as_stored(obs: dict[str, Tensor]) -> dict[str, Tensor]:

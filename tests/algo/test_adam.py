@@ -5,6 +5,8 @@ import torch
 
 from proxima.algo.adam import AdamState, adam_step, clip_by_norm, scaled_adam_step
 
+RATE = torch.tensor(0.1)
+
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_equals_torch_adam(weight_decay: float) -> None:
@@ -12,12 +14,12 @@ def test_equals_torch_adam(weight_decay: float) -> None:
     start = torch.randn(50)
     parameter = torch.nn.Parameter(start.clone())
     theirs = torch.optim.AdamW([parameter], lr=1e-2, eps=1e-5, weight_decay=weight_decay)
-    ours = AdamState.start(start.clone(), learning_rate=1e-2)
+    ours = AdamState.start(start.clone())
     for _ in range(30):
         gradient = torch.randn(50)
         parameter.grad = gradient.clone()
         theirs.step()
-        adam_step(ours, gradient, eps=1e-5, weight_decay=weight_decay)
+        ours = adam_step(ours, gradient, torch.tensor(1e-2), eps=1e-5, weight_decay=weight_decay)
     torch.testing.assert_close(ours.param, parameter.detach(), rtol=1e-5, atol=1e-6)
 
 
@@ -35,18 +37,16 @@ def test_clipping_equals_torch() -> None:
 
 
 def test_an_overflowed_gradient_changes_nothing_but_the_scale() -> None:
-    state = AdamState.start(torch.ones(3), learning_rate=0.1, loss_scale=1024.0)
-    scaled_adam_step(state, torch.tensor([1.0, torch.inf, 0.0]), eps=1e-5, weight_decay=0.0)
-    assert state.param.tolist() == [1.0, 1.0, 1.0] and float(state.count) == 0.0
+    state = AdamState.start(torch.ones(3), loss_scale=1024.0)
+    state = scaled_adam_step(state, torch.tensor([1.0, torch.inf, 0.0]), RATE, eps=1e-5, weight_decay=0.0)
+    assert state.param.tolist() == [1.0, 1.0, 1.0] and float(state.steps) == 0.0
     assert float(state.loss_scale) == 512.0
-    scaled_adam_step(state, torch.ones(3), eps=1e-5, weight_decay=0.0)
-    plain = AdamState.start(torch.ones(3), learning_rate=0.1)
-    adam_step(plain, torch.ones(3), eps=1e-5, weight_decay=0.0)
+    state = scaled_adam_step(state, torch.ones(3), RATE, eps=1e-5, weight_decay=0.0)
+    plain = adam_step(AdamState.start(torch.ones(3)), torch.ones(3), RATE, eps=1e-5, weight_decay=0.0)
     assert torch.equal(state.param, plain.param) and float(state.good_steps) == 1.0
 
 
 def test_the_scale_doubles_after_two_thousand_good_steps() -> None:
-    state = AdamState.start(torch.ones(1), learning_rate=0.0, loss_scale=8.0)
-    state.good_steps.fill_(1999)
-    scaled_adam_step(state, torch.ones(1), eps=1e-5, weight_decay=0.0)
+    state = AdamState.start(torch.ones(1), loss_scale=8.0)._replace(good_steps=torch.tensor(1999.0))
+    state = scaled_adam_step(state, torch.ones(1), RATE, eps=1e-5, weight_decay=0.0)
     assert float(state.loss_scale) == 16.0 and float(state.good_steps) == 0.0

@@ -62,7 +62,7 @@ def first_metrics(learner: Learner, rollout: Rollout) -> dict[str, float]:
     """Metrics of the first minibatch, before anything has moved."""
     batch = learner.prepare(rollout)
     data = [batch.action, batch.old_log_prob, batch.old_value, batch.advantage, batch.return_]
-    values = learner._step(learner.state, batch.obs, data, [torch.arange(16)])
+    _, values = learner._step(learner.state, learner.learning_rate, batch.obs, data, torch.arange(16))
     return dict(zip(STEP_METRICS, values.tolist(), strict=True))
 
 
@@ -109,13 +109,13 @@ def test_each_epoch_visits_every_sample_once(monkeypatch: pytest.MonkeyPatch) ->
     learner, rollout, _ = make(minibatch_size=15, gradient_accumulation=2, update_epochs=3)
     seen: list[torch.Tensor] = []
 
-    def record(_state: Any, _obs: Any, _data: Any, indices: list[torch.Tensor]) -> torch.Tensor:
-        seen.extend(indices)
-        return torch.ones(len(STEP_METRICS))
+    def record(state: Any, _rate: Any, _obs: Any, _data: Any, index: torch.Tensor) -> tuple[Any, torch.Tensor]:
+        seen.append(index)
+        return state, torch.ones(len(STEP_METRICS))
 
     monkeypatch.setattr(learner, "_step", record)
     learner.update(learner.prepare(rollout), rollout)
-    assert [len(index) for index in seen] == 3 * [13, 13, 13, 13, 12]
+    assert [len(index) for index in seen] == 3 * [22, 21, 21]
     epochs = torch.cat(seen).view(3, 64)
     assert torch.equal(epochs.sort(1).values, torch.arange(64).expand(3, 64))
     assert not torch.equal(epochs[0], epochs[1])
@@ -182,7 +182,7 @@ def test_a_nan_loss_is_named() -> None:
     learner, rollout, _ = make(normalize_reward=False)
     batch = learner.prepare(rollout)
     batch.advantage[:] = torch.nan
-    with pytest.raises(NonFiniteError, match=r"loss became nan in epoch 1, minibatch 1"):
+    with pytest.raises(NonFiniteError, match=r"loss became nan in epoch 1 of the update"):
         learner.update(batch, rollout)
 
 
