@@ -60,7 +60,7 @@ def compare(folder: Path, arguments: argparse.Namespace) -> str:
     while kills < arguments.kills:
         before = whole_checkpoints(folder)
         process = subprocess.Popen(killable, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(moments.uniform(0.0, start_up + 2.0 * share))
+        time.sleep(moments.uniform(0.0, start_up + share))
         if process.poll() is not None:
             break  # the run came to its end
         process.kill()

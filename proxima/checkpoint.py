@@ -5,6 +5,8 @@ A checkpoint is a folder `<name>-<iteration>-<mmdd_hhmmss>/` with `agent.pt` and
 """
 
 import hashlib
+import io
+import logging
 import math
 import os
 import pickle
@@ -24,9 +26,13 @@ import yaml
 import proxima
 from proxima.errors import UsageError
 
+log = logging.getLogger("proxima")
+
 FORMAT_VERSION = 1
 METADATA = "metadata.yaml"
 LINEAGE = "lineage.yaml"
+_SEAL = "sealed: "  # the last line of the metadata: a checksum of all before it
+_REQUIRED = {"checksums": dict, "config": dict, "spec": dict, "iteration": int, "global_step": int, "lineage": list}
 _FOLDER = re.compile(r".+-(\d+)-\d{4}_\d{6}$")
 
 
@@ -58,10 +64,13 @@ def _write(temporary: Path, files: Mapping[str, Any], metadata: Mapping[str, Any
     temporary.mkdir()
     checksums = {}
     for file_name, content in files.items():
-        torch.save(content, temporary / file_name)
+        buffer = io.BytesIO()  # torch would hide a full disk behind an error of its own
+        torch.save(content, buffer)
+        (temporary / file_name).write_bytes(buffer.getbuffer())
         checksums[file_name] = _checksum(temporary / file_name)
     document = {
         "format_version": FORMAT_VERSION,
+        "saved_at": time.time(),
         **metadata,
         "versions": {
             "proxima": proxima.__version__,
@@ -72,7 +81,8 @@ def _write(temporary: Path, files: Mapping[str, Any], metadata: Mapping[str, Any
         },
         "checksums": checksums,
     }
-    (temporary / METADATA).write_text(yaml.safe_dump(document, sort_keys=False))
+    text = yaml.safe_dump(document, sort_keys=False)
+    (temporary / METADATA).write_text(text + _SEAL + hashlib.sha256(text.encode()).hexdigest() + "\n")
     for path in temporary.iterdir():
         _fsync(path)
     _fsync(temporary)
@@ -85,11 +95,9 @@ def find(path: str | Path) -> Path:
         raise UsageError(f"{path} does not exist: give a checkpoint folder or a run folder.")
     if (path / METADATA).is_file():
         return path
-    runs = [path, *sorted((p for p in path.iterdir() if p.is_dir()), reverse=True)] if path.is_dir() else []
-    for run in runs:
-        found = newest_whole(run)
-        if found is not None:
-            return found
+    found = newest_whole(path, *path.iterdir()) if path.is_dir() else None
+    if found is not None:
+        return found
     parent = _resumed_from(path)
     hint = f"; it was resumed from {parent}: use that." if parent else ": runs write one at their end."
     raise UsageError(f"{path} holds no whole checkpoint{hint}")
@@ -101,9 +109,21 @@ def list_checkpoints(run_dir: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def newest_whole(run_dir: Path) -> Path | None:
-    """The newest checkpoint of a run whose files are all as they were written."""
-    return next((path for path in reversed(list_checkpoints(run_dir)) if _damage(path) is None), None)
+def newest_whole(*run_dirs: Path, resumable: bool = False) -> Path | None:
+    """The checkpoint saved last in any of the runs whose files are all as they were written.
+
+    With `resumable`, only those that hold what a resume needs.
+    """
+    whole = []
+    for run_dir in run_dirs:
+        for path in reversed(list_checkpoints(run_dir) if run_dir.is_dir() else []):
+            damage = _damage(path)
+            if damage is not None:
+                log.warning("%s: passed over.", damage)
+            elif not resumable or "training_state.pt" in read_metadata(path)["checksums"]:
+                whole.append((read_metadata(path)["saved_at"], path))
+                break
+    return max(whole)[1] if whole else None
 
 
 def prune(run_dir: Path, *, keep: int) -> None:
@@ -112,8 +132,17 @@ def prune(run_dir: Path, *, keep: int) -> None:
     returns = {path: _episode_return(path) for path in paths}
     best = max(paths, key=lambda path: returns[path], default=None)
     for path in paths[:-keep]:
-        if path != best:
+        if path != best or returns[path] == -math.inf:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def make_room(run_dir: Path) -> bool:
+    """Delete the oldest checkpoint of a run that is not its only one; False if there is none to spare."""
+    paths = list_checkpoints(run_dir)
+    if len(paths) < 2:
+        return False
+    shutil.rmtree(paths[0], ignore_errors=True)
+    return True
 
 
 def write_lineage(run_dir: Path, lineage: list[str]) -> None:
@@ -122,10 +151,11 @@ def write_lineage(run_dir: Path, lineage: list[str]) -> None:
 
 
 def read_metadata(checkpoint: Path) -> dict[str, Any]:
-    """The metadata of a checkpoint, its format checked."""
+    """The metadata of a checkpoint, its format and its seal checked."""
     path = checkpoint / METADATA
     try:
-        document = yaml.safe_load(path.read_text())
+        text, _, seal = path.read_text().rpartition(_SEAL)
+        document = yaml.safe_load(text or path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         document = None
     if not isinstance(document, dict) or "format_version" not in document:
@@ -135,6 +165,10 @@ def read_metadata(checkpoint: Path) -> dict[str, Any]:
             f"{checkpoint} has format {document['format_version']}, and this version reads {FORMAT_VERSION}: use "
             f"proxima-rl {document.get('versions', {}).get('proxima', 'of that time')}."
         )
+    if seal.strip() != hashlib.sha256(text.encode()).hexdigest():
+        raise UsageError(f"{path} is damaged (it is not as it was written).")
+    if any(not isinstance(document.get(key), kind) for key, kind in _REQUIRED.items()):
+        raise UsageError(f"{path} is not whole (it lacks one of {', '.join(_REQUIRED)}).")
     return document
 
 
@@ -147,10 +181,17 @@ def read(checkpoint: Path, file_name: str) -> Any:
     if damage is None:
         try:
             return torch.load(path, map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-            damage = f"{path} cannot be read safely ({str(error).splitlines()[0].rstrip('.')})"
-    whole = next((p for p in reversed(list_checkpoints(checkpoint.parent)) if p != checkpoint and not _damage(p)), None)
-    raise UsageError(f"{damage}: use {whole}." if whole else f"{damage}, and its run has no other checkpoint.")
+        except pickle.UnpicklingError:
+            damage = f"{path} holds more than data, and loading it could run code: refused"
+        except (RuntimeError, EOFError, ValueError, KeyError):
+            damage = f"{path} cannot be read"
+    raise UsageError(damage + alternative_to(checkpoint))
+
+
+def alternative_to(checkpoint: Path) -> str:
+    """The end of a sentence that names the newest other whole checkpoint of the same run, if there is one."""
+    others = [path for path in list_checkpoints(checkpoint.parent) if path != checkpoint and not _damage(path)]
+    return f": use {others[-1]}." if others else ", and its run has no other whole checkpoint."
 
 
 def _damage(checkpoint: Path, file_name: str | None = None) -> str | None:

@@ -1,5 +1,6 @@
 """Checkpoints are whole, checked, and execute nothing."""
 
+import hashlib
 import pickle
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ import torch
 from proxima import checkpoint
 from proxima.errors import UsageError
 
+METADATA = {"config": {}, "spec": {}, "iteration": 3, "global_step": 0, "lineage": []}
+
 
 def save(tmp_path: Path, iteration: int = 3) -> Path:
     files = {"agent.pt": {"weight": torch.arange(3.0)}}
-    return checkpoint.save(tmp_path, name="run", iteration=iteration, files=files, metadata={"name": "run"})
+    return checkpoint.save(tmp_path, name="run", iteration=iteration, files=files, metadata=METADATA)
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -45,10 +48,12 @@ class Hostile:
 def test_a_hostile_file_executes_nothing_even_with_a_matching_checksum(tmp_path: Path) -> None:
     path = save(tmp_path)
     (path / "agent.pt").write_bytes(pickle.dumps(Hostile()))
-    metadata = (path / "metadata.yaml").read_text()
+    text, _, _ = (path / "metadata.yaml").read_text().rpartition("sealed: ")
     old = checkpoint.read_metadata(path)["checksums"]["agent.pt"]
-    (path / "metadata.yaml").write_text(metadata.replace(old, checkpoint._checksum(path / "agent.pt")))
-    with pytest.raises(UsageError, match=r"agent.pt cannot be read safely"):
+    text = text.replace(old, checkpoint._checksum(path / "agent.pt"))
+    seal = hashlib.sha256(text.encode()).hexdigest()
+    (path / "metadata.yaml").write_text(f"{text}sealed: {seal}\n")
+    with pytest.raises(UsageError, match=r"agent.pt holds more than data, and loading it could run code: refused"):
         checkpoint.read(path, "agent.pt")
     assert not Path("executed").exists()
 

@@ -21,6 +21,7 @@ from proxima.algo.normalize import RewardNormalizer
 from proxima.algo.policy import Policy
 from proxima.algo.schedules import adapted, scheduled
 from proxima.config import Config
+from proxima.data.generators import restore_generator
 from proxima.data.rollout import Rollout, minibatch_indices
 from proxima.errors import NonFiniteError
 
@@ -29,6 +30,7 @@ log = logging.getLogger("proxima")
 STEP_METRICS = (*LossTerms._fields, "gradient_norm")
 EpochFunction = Callable[[AdamState, Tensor, dict[str, Tensor], list[Tensor], Tensor], tuple[AdamState, Tensor]]
 _AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_FIRST_SCALE = 2.0**16  # of an fp16 loss
 # Compilation takes some tens of seconds and saves about a millisecond a minibatch.
 _COMPILE_PAYS_AFTER = 50_000
 # Elements of an observation that are evaluated at a time outside the update.
@@ -63,7 +65,7 @@ class Learner:
         for p in trained.values():  # the modules and the learner share one storage
             p.data = flat[start : start + p.numel()].view_as(p)
             start += p.numel()
-        self.state = AdamState.start(flat, loss_scale=2.0**16 if config.optimizer.precision == "fp16" else 1.0)
+        self.state = AdamState.start(flat, loss_scale=_FIRST_SCALE if config.optimizer.precision == "fp16" else 1.0)
         self.learning_rate = flat.new_tensor(config.optimizer.learning_rate)
         self.compiled = self._wants_compile()
         self._run_epoch: EpochFunction = self._compile_and_run if self.compiled else self._epoch
@@ -318,12 +320,20 @@ class Learner:
             "generator": {"state": self.generator.get_state()},
         }
 
-    def load_state_dict(self, state: dict[str, dict[str, Tensor]]) -> None:
-        """Put back what `state_dict` gave."""
+    def load_state_dict(self, state: dict[str, dict[str, Tensor]]) -> bool:
+        """Put back what `state_dict` gave. Returns whether the generator could be: one of another device cannot."""
         for name, tensor in self._optimizer_tensors().items():
             tensor.copy_(state["optimizer"][name])
         self.reward_normalizer.load_state_dict(state["reward_normalizer"])
-        self.generator.set_state(state["generator"]["state"].cpu())
+        return restore_generator(self.generator, state["generator"]["state"], otherwise=int(self.state.steps))
+
+    def follow_changes(self, before: Config) -> None:
+        """Let options that a resume changed take the place of what the optimizer remembers of the old ones."""
+        old, new = before.optimizer, self.config.optimizer
+        if (old.learning_rate, old.lr_schedule) != (new.learning_rate, new.lr_schedule):
+            self.learning_rate.fill_(new.learning_rate)
+        if old.precision != new.precision:
+            self.state.loss_scale.fill_(_FIRST_SCALE if new.precision == "fp16" else 1.0)
 
     def _optimizer_tensors(self) -> dict[str, Tensor]:
         """What a checkpoint keeps of the optimizer; the parameters are the policy's."""

@@ -155,19 +155,31 @@ class AsyncVecEnv(GymVecEnv):
             raise RuntimeError("the last step was interrupted before every worker had answered: call reset() first")
         command = wire.STEP[self._bank]
         for worker in self._workers:
-            worker.command(command)
+            if worker.death is None:
+                worker.command(command)
         for worker in self._workers:
             try:
+                if worker.death is not None:
+                    raise worker.death
                 self._finish(worker)
                 worker.deaths = 0
             except WorkerDied as death:
                 self._mark_lost(worker)
                 self._revive(worker, death)
 
-    def _get_env_states(self) -> list[Plain]:
+    def _get_env_states(self) -> list[Plain] | str | None:
         for worker in self._workers:
             worker.command(wire.GET_STATE)
-        return [state for worker in self._workers for state in self._answer(worker)]
+        answers = []
+        for worker in self._workers:
+            try:
+                answers.append(worker.wait()[1])
+            except WorkerDied as death:
+                worker.death = death  # dealt with in the next step, whose transition it is that is lost
+        if any(worker.death for worker in self._workers):
+            return None
+        reasons = [answer for answer in answers if isinstance(answer, str)]
+        return reasons[0] if reasons else [state for answer in answers for state in answer]
 
     def _set_env_states(self, states: list[Plain]) -> None:
         self._settle()
@@ -252,6 +264,7 @@ class AsyncVecEnv(GymVecEnv):
             rows = range(worker.start, worker.stop)
             seeds = [restart_seed(self._base_seed, row, int(restarts[row])) for row in rows]
             try:
+                worker.death = None
                 worker.launch(self._order)
                 self._ready(worker)
                 worker.share(self._memory_fd)

@@ -96,8 +96,8 @@ class ExactState(Protocol):
     generators, step counters, episode statistics in flight and the last observation.
     """
 
-    def get_state(self) -> dict[str, Any]:
-        """Everything needed to go on exactly, copied."""
+    def get_state(self) -> dict[str, Any] | None:
+        """Everything needed to go on exactly, copied; None where that cannot be had just now."""
 
     def set_state(self, state: dict[str, Any]) -> dict[str, Tensor]:
         """Put a state back and return the observation that the policy acts on next."""

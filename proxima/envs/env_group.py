@@ -22,7 +22,7 @@ from gymnasium.envs.registration import EnvSpec
 from proxima.envs.catalog import find_spec, with_kwargs
 from proxima.envs.mujoco_warnings import model_warnings
 from proxima.envs.plain import Plain
-from proxima.envs.snapshot import Snapshot, time_limit, why_inexact
+from proxima.envs.snapshot import NotPlain, Snapshot, time_limit, why_inexact
 from proxima.envs.spaces import Buffers, Layout, layout_of
 from proxima.errors import EnvFailure, UsageError
 
@@ -205,9 +205,12 @@ class EnvGroup:
                 except ENV_ERRORS:
                     self._replace(row, bank, "reset")
 
-    def get_state(self) -> list[Plain]:
-        """The exact state of every env."""
-        return [snapshot.capture() for snapshot in self._snapshots]
+    def get_state(self) -> list[Plain] | str:
+        """The exact state of every env, or why one of them has become impossible to capture."""
+        try:
+            return [snapshot.capture() for snapshot in self._snapshots]
+        except NotPlain as error:
+            return str(error)
 
     def set_state(self, states: Sequence[Plain], *, base_seed: int) -> None:
         """Put states of `get_state` into the envs."""

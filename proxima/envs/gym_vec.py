@@ -115,9 +115,15 @@ class GymVecEnv(VecEnv):
             episodes=self._episodes,
         )
 
-    def get_state(self) -> dict[str, Any]:
-        """Everything needed to go on exactly, as far as `why_inexact` allows."""
-        text, data = pack(self._get_env_states())
+    def get_state(self) -> dict[str, Any] | None:
+        """Everything needed to go on exactly, as far as `why_inexact` allows; None where an env cannot be captured."""
+        states = self._get_env_states()
+        if not isinstance(states, list):
+            if states is not None and states != self._obstacle:
+                logger.warning("The envs' state can no longer be kept: %s. A resume will start new episodes.", states)
+                self._tried, self._obstacle = True, states
+            return None
+        text, data = pack(states)
         return {
             "envs": {"text": text, "data": torch.from_numpy(data)},
             "obs": {key: x.clone() for key, x in self._obs[self._bank].items()},
@@ -166,8 +172,8 @@ class GymVecEnv(VecEnv):
         """Step every env with the actions in the buffers, results into the current bank."""
 
     @abstractmethod
-    def _get_env_states(self) -> list[Plain]:
-        """The state of every env."""
+    def _get_env_states(self) -> list[Plain] | str | None:
+        """The state of every env; a reason if one cannot be had at all, None if not just now."""
 
     @abstractmethod
     def _set_env_states(self, states: list[Plain]) -> None:
@@ -241,7 +247,7 @@ class SyncVecEnv(GymVecEnv):
         finally:
             self._report_events()
 
-    def _get_env_states(self) -> list[Plain]:
+    def _get_env_states(self) -> list[Plain] | str | None:
         return self._group.get_state()
 
     def _set_env_states(self, states: list[Plain]) -> None:

@@ -9,6 +9,8 @@ Knows numpy and Gymnasium, not torch: workers import it.
 """
 
 import copy
+import random
+import time
 import types
 from collections import deque
 from collections.abc import Callable
@@ -24,13 +26,15 @@ from proxima.envs.plain import Plain
 # Never part of the state: what the env was made from, what it draws with, code.
 _CONSTANT_TYPES = (EnvSpec, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, type)
 _CONSTANT_NAMES = {
-    *("env", "spec", "metadata", "_ezpickle_args", "_ezpickle_kwargs"),
+    *("env", "spec", "metadata", "_ezpickle_args", "_ezpickle_kwargs", "_max_episode_steps"),
     *("model", "mujoco_renderer"),
     *("P", "initial_state_distrib"),  # toy text's tables
 }
 _BIT_GENERATORS = {"PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"}
+_BARE_SIZE = type("Bare", (), {}).__basicsize__
 _MAX_DEPTH = 4  # of objects in objects; beyond it, or around a circle, an env is replayed
 _TRIAL_STEPS = 40
+_TRIAL_SECONDS = 20.0
 
 
 class NotPlain(Exception):
@@ -95,6 +99,7 @@ class Snapshot:
 def why_inexact(build: Callable[[], gym.Env]) -> str | None:
     """Try it: run an env for some episodes, restore its state into another, and see whether both go on alike."""
     one, two = build(), build()
+    deadline = time.monotonic() + _TRIAL_SECONDS
     try:
         first, second = Snapshot(one), Snapshot(two)
         rng = np.random.default_rng(0)
@@ -118,6 +123,8 @@ def why_inexact(build: Callable[[], gym.Env]) -> str | None:
         for step in range(1, 3 * _TRIAL_STEPS):
             action = one.action_space.sample()
             ours, theirs = _step(first, action), _step(second, action)
+            if time.monotonic() > deadline:
+                break
             if not _same(ours, theirs):
                 return f"{'replayed' if first.replays else 'restored'} episodes go on differently"
             if ours[2] or step % _TRIAL_STEPS == 0:  # the episodes after it count too
@@ -211,7 +218,10 @@ def _encode(value: Any, name: str, depth: int = 0) -> Plain:
         return ["space", [_encode(space._np_random, name) for space in _all_spaces(value)]]
     if type(value).__name__ == "MjData":
         return ["mjdata", np.concatenate([array.ravel() for array in _mjdata_arrays(value)]), float(value.time)]
-    if hasattr(value, "__dict__") and depth < _MAX_DEPTH:
+    if isinstance(value, random.Random) and type(value) is random.Random:
+        return ["random", _encode(value.getstate(), name)]
+    # Nothing but a __dict__: a class with slots or a C base keeps more than shows.
+    if hasattr(value, "__dict__") and type(value).__basicsize__ <= _BARE_SIZE and depth < _MAX_DEPTH:
         fields = {key: _encode(item, f"{name}.{key}", depth + 1) for key, item in vars(value).items()}
         return ["object", type(value).__name__, fields]
     raise NotPlain(f"{name} is a {type(value).__name__}")
@@ -240,7 +250,13 @@ def _decode(saved: Plain, current: Any) -> Any:
         bit_generator = getattr(np.random, content)()
         bit_generator.state = _decode(saved[2], None)
         return np.random.Generator(bit_generator)
+    if tag == "random":
+        generator = random.Random()
+        generator.setstate(_decode(content, None))
+        return generator
     if tag == "object":
+        if type(current).__name__ != content:
+            raise NotPlain(f"there is no {content} to put a saved one into")
         for key, item in saved[2].items():
             setattr(current, key, _decode(item, getattr(current, key, None)))
         return current
@@ -257,7 +273,9 @@ def _decode(saved: Plain, current: Any) -> Any:
             array[...] = part.reshape(array.shape)
         current.time = saved[2]
         return current
-    kind = next(kind for kind in _CONTAINERS if kind.__name__ == tag)
+    kind = next((kind for kind in _CONTAINERS if kind.__name__ == tag), None)
+    if kind is None:
+        raise NotPlain(f"a state holds an unknown kind {tag!r}")
     return _CONTAINERS[kind]([_decode(item, None) for item in content], saved[2])
 
 

@@ -48,6 +48,7 @@ class Worker:
         self.index, self.start, self.stop, self.timeout = index, start, stop, timeout
         self.deaths = 0  # in a row, without one good step between
         self.pending = False  # a command has been sent and not been answered
+        self.death: WorkerDied | None = None  # noticed, and not yet dealt with
 
     def launch(self, order: Mapping[str, Any]) -> None:
         """Start the process and tell it what to build; `wait` then gives READY or REFUSED."""

@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import math
+import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -67,6 +68,7 @@ class Tracker:
         self._iterations += 1
         # NaN is not JSON: a metric that has no value yet is null.
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in metrics.items()}
+        end = self._file.tell()
         try:
             self._file.write(json.dumps(clean) + "\n")
             self._write_board(clean)
@@ -74,7 +76,10 @@ class Tracker:
             if not self._failed:
                 log.warning("Metrics of iteration %s are lost: %s. The run goes on.", metrics["iteration"], error)
             self._failed = True
-        self._show(metrics)
+            with contextlib.suppress(OSError):
+                os.truncate(self._file.fileno(), end)  # no half lines
+        with contextlib.suppress(OSError):  # nor must a terminal that has gone
+            self._show(metrics)
 
     def _write_board(self, metrics: Mapping[str, float | None]) -> None:
         if self._board is None:
@@ -106,10 +111,13 @@ class Tracker:
             table.add_row(*row)
         self.console.print(table)
 
-    def close(self) -> None:
-        """Stop the bar and flush everything."""
-        if self._bar is not None:
-            self._bar.stop()
+    def close(self, metrics: Mapping[str, float]) -> None:
+        """Stop the bar, show the last metrics, and flush everything."""
+        with contextlib.suppress(OSError):
+            if self._bar is not None:
+                self._bar.stop()
+            if metrics:
+                self.table(metrics)
         with contextlib.suppress(OSError):
             if self._board is not None:
                 self._board.close()

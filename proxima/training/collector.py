@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from proxima.data.generators import restore_generator
 from proxima.data.rollout import Rollout, as_stored
 from proxima.envs.base import Step, VecEnv
 from proxima.errors import NonFiniteError, UsageError
@@ -140,16 +141,19 @@ class Collector:
             "obs": {key: x[-1].clone() for key, x in self.rollout.obs.items()},
         }
 
-    def set_state(self, state: dict[str, Any], *, restore_obs: bool) -> None:
-        """Put back what `get_state` gave; without `restore_obs` the envs have started new episodes."""
-        self.generator.set_state(state["generator"].cpu())
+    def set_state(self, state: dict[str, Any], *, new_episodes_seed: int | None) -> bool:
+        """Put back what `get_state` gave; with a seed, start new episodes instead of going on with the old.
+
+        Returns whether the generator could be put back: one of another device cannot.
+        """
+        same_device = restore_generator(self.generator, state["generator"], otherwise=state["global_step"])
         self.global_step = state["global_step"]
         episodes = state["episodes"]
         self.episodes.returns.extend(episodes["returns"])
         self.episodes.lengths.extend(episodes["lengths"])
         self.episodes.count = episodes["count"]
-        if restore_obs:
-            self._put_obs(-1, state["obs"])
+        self._put_obs(-1, state["obs"] if new_episodes_seed is None else self.env.reset(new_episodes_seed))
+        return same_device
 
 
 def _non_finite(x: Tensor) -> Tensor:

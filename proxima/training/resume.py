@@ -24,6 +24,8 @@ def resumed_config(source: Path, path: str | Path | None, overrides: Mapping[str
     before = config_from_dict(metadata["config"], source=str(source))
     after = config_from_dict(metadata["config"], source=str(source))
     after = load_config(path, overrides, base=after)
+    if "runs_dir" not in {name.replace("-", "_") for name in overrides} and len(source.parents) > 2:
+        after.run.runs_dir = str(source.parents[2])  # beside its own run, wherever that has been moved to
     refused: list[str] = []
     changed: list[str] = []
     for option in all_options().values():
@@ -57,7 +59,6 @@ def check_incomplete(source: Path, config: Config) -> None:
 
 
 def newest_of_name(config: Config) -> Path | None:
-    """The newest whole checkpoint of the newest run of this name that has one."""
+    """The checkpoint saved last by any run of this name that a resume can start from."""
     folder = Path(config.run.runs_dir) / config.name
-    runs = sorted((run for run in folder.iterdir() if run.is_dir()), reverse=True) if folder.is_dir() else []
-    return next((found for run in runs if (found := checkpoint.newest_whole(run)) is not None), None)
+    return checkpoint.newest_whole(*folder.iterdir(), resumable=True) if folder.is_dir() else None

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-_STREAMS = ("networks", "actions", "minibatches")
+_STREAMS = ("networks", "actions", "minibatches", "resumed envs")
 
 
 def stream_seed(seed: int, stream: str) -> int:

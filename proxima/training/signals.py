@@ -56,6 +56,10 @@ class StopSignals:
         if self._received is not None:
             raise Interrupted(self._received)
 
+    def lower_priority(self) -> None:
+        """From now on a first signal is only noted: what remains is to close, and all is saved."""
+        self._shielded = True
+
     def _handle(self, signum: int, _: FrameType | None) -> None:
         if self._received is not None:
             os._exit(128 + signum)

@@ -1,5 +1,6 @@
 """The training loop. Everything else is called from here, and nothing here knows how it is done."""
 
+import errno
 import logging
 import time
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from proxima import checkpoint
 from proxima.algo.ppo import Learner
 from proxima.config import Config, config_from_dict, load_config
 from proxima.envs.base import ExactState
-from proxima.errors import EnvFailure, NonFiniteError, ProximaError, UsageError
+from proxima.envs.snapshot import NotPlain
+from proxima.errors import ProximaError, UsageError
 from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.spec import Spec
 from proxima.track.tracker import Tracker, make_console
@@ -84,17 +86,17 @@ class Trainer:
     def run(self) -> TrainResult:
         """Train to the end, or to a signal; what has been learned up to the last iteration is on disk then."""
         boundary = self.snapshot()
-        try:
-            self.run_dir = make_run_dir(self.config)
-            tracker = self._start_tracking()
-        except BaseException:
-            self.env.close()
-            raise
-        metrics: dict[str, float] = {}
-        start, first_step = time.perf_counter(), self.collector.global_step
         with StopSignals() as signals:
             try:
+                self.run_dir = make_run_dir(self.config)
+                tracker = self._start_tracking()
+            except BaseException:
+                self.env.close()
+                raise
+            try:
+                start, first_step = time.perf_counter(), self.collector.global_step
                 due = Due(self.config, first_step)
+                metrics: dict[str, float] = {}
                 while self.collector.global_step < self.config.run.total_timesteps:
                     metrics = self.iterate()
                     with signals.shield():
@@ -104,17 +106,21 @@ class Trainer:
                         tracker.write(metrics)
                         if due(self.collector.global_step):
                             self.save(boundary)
+                with signals.shield():
+                    self.save(boundary)
             except Interrupted as stop:
                 raise self._interrupted(stop, boundary) from None
-            except (EnvFailure, NonFiniteError):
+            except Exception:
                 self.save(boundary)
                 raise
             finally:
-                tracker.close()
+                signals.lower_priority()
+                tracker.close(metrics)
                 self.env.close()
-        if metrics:
-            tracker.table(metrics)
-        self.save(boundary)
+        if boundary is not None and self._saved_iteration != self.iteration:
+            raise ProximaError(
+                f"trained to the end, but the end could not be saved; the last is {self.last_checkpoint}."
+            )
         statistics = self.collector.episodes.metrics()
         return TrainResult(
             self.run_dir, self.last_checkpoint, statistics["episode_return"], self.collector.global_step, self.policy
@@ -179,48 +185,80 @@ class Trainer:
 
     def save(self, boundary: dict[str, Any] | None) -> Path | None:
         """Write a snapshot; where the disk does not take it, say so and let the run go on."""
-        if boundary is None:
-            return None
-        if boundary["iteration"] == self._saved_iteration:
+        if boundary is None or boundary["iteration"] == self._saved_iteration:
             return self.last_checkpoint
         try:
-            self.last_checkpoint = checkpoint.save(self.run_dir, name=self.config.name, **boundary)
-            self._saved_iteration = boundary["iteration"]
-            checkpoint.prune(self.run_dir, keep=self.config.checkpoint.keep_checkpoints)
-        except (OSError, RuntimeError) as error:  # torch wraps a full disk into a RuntimeError
+            self._write(boundary)
+        except OSError as error:
             log.warning(
                 "No checkpoint of iteration %d in %s: %s. The last one is %s.",
                 boundary["iteration"],
                 self.run_dir,
-                str(error).splitlines()[0],
+                error.strerror or error,
                 self.last_checkpoint or "none",
             )
-            return None
         return self.last_checkpoint
+
+    def _write(self, boundary: dict[str, Any]) -> None:
+        while True:
+            try:
+                self.last_checkpoint = checkpoint.save(self.run_dir, name=self.config.name, **boundary)
+                break
+            except OSError as error:  # a full disk may have room for the newest in place of the oldest
+                if error.errno != errno.ENOSPC or not checkpoint.make_room(self.run_dir):
+                    raise
+        self._saved_iteration = boundary["iteration"]
+        checkpoint.prune(self.run_dir, keep=self.config.checkpoint.keep_checkpoints)
 
     def restore(self, source: Path) -> None:
         """Go on from a checkpoint, exactly where the env's state is in it."""
-        state = checkpoint.read(source, "training_state.pt")
+        try:
+            self._restore(source)
+        except UsageError:
+            self.env.close()
+            raise
+        except Exception as error:  # a file of another run or another make can be wrong in any way
+            self.env.close()
+            what = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            raise UsageError(f"{source} cannot be restored ({what}){checkpoint.alternative_to(source)}") from error
+
+    def _restore(self, source: Path) -> None:
+        metadata, state = checkpoint.read_metadata(source), checkpoint.read(source, "training_state.pt")
         self.policy.load_state_dict(checkpoint.read(source, "agent.pt"))
-        self.learner.load_state_dict({"optimizer": checkpoint.read(source, "optimizer.pt"), **state["learner"]})
-        exact = state["env"] is not None and setup.share_states(type(self.env).__name__, state["env_type"])
-        if exact and isinstance(self.env, ExactState):
-            self.env.set_state(state["env"])
-        else:
-            self.notices.append(
-                f"This resume is not exact: {source} has no state for these envs, so they start new episodes."
-            )
-        self.collector.set_state(state["collector"], restore_obs=exact)
+        optimizer = checkpoint.read(source, "optimizer.pt")
+        same_device = self.learner.load_state_dict({"optimizer": optimizer, **state["learner"]})
+        self.learner.follow_changes(config_from_dict(metadata["config"], source=str(source)))
         self.iteration = state["iteration"]
-        self.lineage = [*checkpoint.read_metadata(source)["lineage"], str(source)]
+        exact = self._restore_envs(state)
+        seed = None if exact else stream_seed(self.config.run.seed + self.iteration, "resumed envs") % 2**31
+        same_device &= self.collector.set_state(state["collector"], new_episodes_seed=seed)
+        if not exact:
+            self.learner.reward_normalizer.running.zero_()
+            self.notices.append(f"This resume is not exact: {source} has no state that fits these envs; new episodes.")
+        if not same_device:
+            self.notices.append("This resume is not exact: the generators of another device do not fit this one.")
+        self.lineage = [*metadata["lineage"], str(source.resolve())]
+
+    def _restore_envs(self, state: dict[str, Any]) -> bool:
+        fits = state["env"] is not None and setup.share_states(type(self.env).__name__, state["env_type"])
+        if not fits or not isinstance(self.env, ExactState):
+            return False
+        try:
+            self.env.set_state(state["env"])
+        except NotPlain as error:
+            log.warning("The envs' state cannot be put back: %s.", error)
+            return False
+        return True
 
     def _interrupted(self, stop: Interrupted, boundary: dict[str, Any] | None) -> ProximaError:
         saved = self.save(boundary)
         if saved is None:
             error = ProximaError(f"stopped by {stop.name}; nothing was saved.")
+        elif not self.config.checkpoint.save_optimizer:
+            error = ProximaError(f"stopped by {stop.name}; the policy is saved in {saved} (no optimizer: no resume).")
         else:
             error = ProximaError(
-                f"stopped by {stop.name} after iteration {self.iteration}, saved in {saved}; "
+                f"stopped by {stop.name}; iteration {self._saved_iteration} is saved in {saved}; "
                 f"go on with: proxima resume {self.run_dir}"
             )
         error.exit_code = 128 + stop.signum
@@ -229,16 +267,19 @@ class Trainer:
     # What people read ------------------------------------------------------------------------------------------------
 
     def _start_tracking(self) -> Tracker:
-        if self.lineage:
-            checkpoint.write_lineage(self.run_dir, self.lineage)
         self._announce()
-        return Tracker(
-            self.run_dir,
-            self.config.track,
-            total_steps=max(self.config.run.total_timesteps, self.collector.global_step),
-            first_step=self.collector.global_step,
-            console=self.console,
-        )
+        try:
+            if self.lineage:
+                checkpoint.write_lineage(self.run_dir, self.lineage)
+            return Tracker(
+                self.run_dir,
+                self.config.track,
+                total_steps=max(self.config.run.total_timesteps, self.collector.global_step),
+                first_step=self.collector.global_step,
+                console=self.console,
+            )
+        except OSError as error:
+            raise UsageError(f"the run folder {self.run_dir} cannot be written: {error.strerror}.") from None
 
     def _announce(self) -> None:
         for notice in self.notices:

@@ -1,6 +1,8 @@
 """States of Gymnasium envs go on exactly in other objects and other processes."""
 
 import io
+import random
+from collections import Counter
 from typing import Any
 
 import gymnasium as gym
@@ -126,6 +128,42 @@ def test_an_env_that_draws_from_a_generator_out_of_sight_is_found_out() -> None:
             return super().step(action)
 
     assert "differently" in str(why_inexact(Hidden))
+
+
+def test_objects_that_keep_more_than_they_show_are_replayed() -> None:
+    class Hoard(Walk):
+        def __init__(self) -> None:
+            super().__init__()
+            self.places = self.Place()  # type: ignore[assignment]
+            self.seen: Counter[int] = Counter()
+
+        @property
+        def place(self) -> Any:
+            return self.places
+
+    assert Snapshot(Hoard()).replays
+    hoard = Hoard()
+    del hoard.seen
+    assert not Snapshot(hoard).replays
+
+
+def test_a_generator_of_the_standard_library_is_data() -> None:
+    class Dice(Walk):
+        def __init__(self) -> None:
+            super().__init__()
+            self.places, self.dice = None, random.Random(3)  # type: ignore[assignment]
+            self.x = 0.0
+
+        def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+            gym.Env.reset(self, seed=seed)
+            self.x = self.dice.random()
+            return np.array([self.x], np.float32), {}
+
+        def step(self, action: Any) -> tuple:
+            self.x += self.dice.random()
+            return np.array([self.x], np.float32), 0.0, False, False, {}
+
+    assert not Snapshot(Dice()).replays and why_inexact(Dice) is None
 
 
 def test_wrappers_are_part_of_the_state() -> None:

@@ -16,7 +16,10 @@ import torch
 import yaml
 
 from proxima import checkpoint, train
-from proxima.errors import UsageError
+from proxima.config import load_config
+from proxima.errors import ProximaError, UsageError
+from proxima.track.tracker import Tracker
+from proxima.training.trainer import Trainer
 from tests import probes
 
 SMALL = {
@@ -33,6 +36,8 @@ TIMES = {"wall_time", "steps_per_second", "collect_seconds", "advantage_seconds"
 # A process that trains as the command does, with the test's own envs registered.
 SCRIPT = "import sys; from tests import probes; probes.register(); from proxima.cli import main; sys.exit(main())"
 ROOT = Path(__file__).parents[2]
+FILES = ("agent.pt", "optimizer.pt", "training_state.pt")
+METADATA = {"config": {}, "spec": {}, "iteration": 0, "global_step": 0, "lineage": []}
 CASES: dict[str, dict[str, Any]] = {
     "batch": {"env": "Hopper-v5"},
     "batch, contact forces": {"env": "Ant-v5"},
@@ -40,6 +45,7 @@ CASES: dict[str, dict[str, Any]] = {
     "async": {"env": "HalfCheetah-v5", "vec_env_mode": "async"},
     "replayed": {"env": "LunarLander-v3"},
     "cnn": {"env": "ProbePixels-v0"},
+    "cnn, async": {"env": "ProbePixels-v0", "vec_env_mode": "async"},
     "dict": {"env": "ProbeTwoKeys-v0"},
     "all normalised, adaptive": {"env": "Walker2d-v5", "lr_schedule": "adaptive", "recompute_advantage": True},
 }
@@ -82,7 +88,7 @@ def same(one: Any, two: Any) -> bool:
 
 
 def assert_same_end(one: Path, two: Path) -> None:
-    for name in ("agent.pt", "optimizer.pt", "training_state.pt"):
+    for name in FILES:
         assert same(checkpoint.read(one, name), checkpoint.read(two, name)), f"{name} differs"
 
 
@@ -160,13 +166,125 @@ def test_a_signal_before_the_first_iteration_is_over_saves_the_start(tmp_path: P
     assert checkpoint.read_metadata(checkpoint.find(tmp_path / "runs" / "cut"))["iteration"] == 0
 
 
+def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
+    options = SMALL | {"env": "Hopper-v5", "num_steps": 100_000}
+    process = start("train", "--name", "cut", "--total-timesteps", "10M", *flags(options))
+    while not list((tmp_path / "runs").glob("cut/*/metrics.jsonl")):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 143
+
+
+@pytest.mark.parametrize("where", ["save", "tracker", "env"])
+def test_a_signal_at_the_very_end_loses_nothing(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the last save, and while the tracker and the envs are being closed."""
+    trainer = Trainer(load_config(None, SMALL | {"env": "InvertedPendulum-v5", "total_timesteps": 128}))
+
+    def signalled(function: Any) -> Any:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return function(*args, **kwargs)
+
+        return wrapped
+
+    owner = {"save": checkpoint, "tracker": Tracker, "env": trainer.env}[where]
+    name = "save" if where == "save" else "close"
+    monkeypatch.setattr(owner, name, signalled(getattr(owner, name)))
+    if where == "save":
+        with pytest.raises(ProximaError, match="stopped by SIGTERM; iteration 1 is saved"):
+            trainer.run()
+    else:
+        trainer.run()
+    assert checkpoint.read_metadata(checkpoint.find(trainer.run_dir))["iteration"] == 1
+
+
+def test_any_error_leaves_the_last_boundary_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer(load_config(None, SMALL | {"env": "InvertedPendulum-v5", "total_timesteps": 12_800}))
+    good, calls = trainer.learner.update, iter(range(100))
+
+    def update(*args: Any) -> Any:
+        if next(calls) == 3:
+            raise RuntimeError("out of memory, say")
+        return good(*args)
+
+    monkeypatch.setattr(trainer.learner, "update", update)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trainer.run()
+    assert checkpoint.read_metadata(checkpoint.find(trainer.run_dir))["iteration"] == 3
+
+
+def test_a_worker_that_dies_between_rollouts_costs_an_episode_not_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    options = SMALL | {"env": "CartPole-v1", "vec_env_mode": "async", "num_workers": 2, "total_timesteps": 512}
+    trainer = Trainer(load_config(None, options))
+    good, calls = trainer.learner.update, iter(range(100))
+
+    def update(*args: Any) -> Any:
+        if next(calls) == 1:
+            os.kill(trainer.env._workers[0].pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        return good(*args)
+
+    trainer.learner.update = update  # type: ignore[method-assign]
+    result = trainer.run()
+    assert result.global_step == 512 and metrics(result.run_dir)[-1]["worker_restarts"] == 1
+    assert "was killed by SIGKILL" in caplog.text
+
+
+def test_a_changed_time_limit_is_followed_by_every_back_end() -> None:
+    for mode in ("batch", "sync"):
+        options = SMALL | {"env": "HalfCheetah-v5", "vec_env_mode": mode, "spread_episodes": False}
+        first = train(total_timesteps=128 * 4, **options)
+        second = train(resume_from=first.run_dir, total_timesteps=128 * 12, max_episode_steps=140)
+        rows = metrics(second.run_dir)
+        assert rows[-1]["episodes"] > 0 and rows[-1]["episode_length_max"] == 140
+
+
+def test_a_changed_learning_rate_is_followed_by_the_adaptive_schedule() -> None:
+    first = train(env="InvertedPendulum-v5", total_timesteps=128, **SMALL | {"lr_schedule": "adaptive"})
+    second = train(resume_from=first.run_dir, total_timesteps=256, learning_rate=1e-4, desired_kl=1e-9)
+    assert metrics(second.run_dir)[0]["learning_rate"] < 1e-4
+
+
+def test_a_cut_or_edited_metadata_is_damage() -> None:
+    result = train(env="InvertedPendulum-v5", total_timesteps=256, checkpoint_freq=128, **SMALL)
+    older, newest = checkpoint.list_checkpoints(result.run_dir)
+    text = (newest / "metadata.yaml").read_text()
+    for broken in (text[:900], text.replace("gamma: 0.99", "gamma: 0.5"), "format_version: 1\n"):
+        (newest / "metadata.yaml").write_text(broken)
+        assert checkpoint.find(result.run_dir) == older
+        with pytest.raises(UsageError, match=r"damaged|not whole|not the metadata"):
+            train(resume_from=newest, total_timesteps=512)
+
+
+def test_a_foreign_state_is_refused_in_one_line() -> None:
+    first = train(env="InvertedPendulum-v5", total_timesteps=128, **SMALL)
+    other = train(env="InvertedDoublePendulum-v5", total_timesteps=128, **SMALL)
+    boundary = {name: checkpoint.read(other.checkpoint, name) for name in FILES}
+    metadata = {key: checkpoint.read_metadata(first.checkpoint)[key] for key in METADATA}
+    mixed = checkpoint.save(first.run_dir, name="mixed", iteration=9, files=boundary, metadata=metadata)
+    with pytest.raises(UsageError, match=rf"cannot be restored \(RuntimeError: .*\): use {first.checkpoint}"):
+        train(resume_from=mixed, total_timesteps=512)
+
+
+def test_new_episodes_of_inexact_resumes_differ() -> None:
+    first = train(env="BipedalWalker-v3", total_timesteps=128, **SMALL)
+    trainers = []
+    for source in (first.run_dir, first.run_dir):
+        trainer = Trainer(load_config(None, SMALL | {"env": "BipedalWalker-v3", "total_timesteps": 999}))
+        fresh = trainer.collector.get_state()["obs"]["obs"]
+        trainer.restore(checkpoint.find(source))
+        trainers.append((fresh, trainer.collector.get_state()["obs"]["obs"]))
+    assert not torch.equal(*trainers[0])
+
+
 def test_lineage_leads_to_the_first_run() -> None:
     first = train(env="InvertedPendulum-v5", total_timesteps=128, **SMALL)
     second = train(resume_from=first.run_dir, total_timesteps=256)
     third = train(resume_from=second.run_dir, total_timesteps=384)
     metadata = checkpoint.read_metadata(third.checkpoint)
-    assert metadata["lineage"] == [str(first.checkpoint), str(second.checkpoint)]
-    assert metadata["resumed_from"] == str(second.checkpoint)
+    assert metadata["lineage"] == [str(first.checkpoint.resolve()), str(second.checkpoint.resolve())]
+    assert metadata["resumed_from"] == str(second.checkpoint.resolve())
     assert yaml.safe_load((third.run_dir / "lineage.yaml").read_text())["lineage"] == metadata["lineage"]
     assert len({first.run_dir, second.run_dir, third.run_dir}) == 3
 
@@ -221,7 +339,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_named() -> None:
 
 def test_the_best_checkpoint_outlives_the_newest(tmp_path: Path) -> None:
     for iteration, value in enumerate([1.0, 9.0, 2.0, float("nan"), 3.0, 4.0]):
-        metadata = {"episode_return": value}
+        metadata = METADATA | {"episode_return": value}
         checkpoint.save(tmp_path, name="run", iteration=iteration, files={}, metadata=metadata)
         checkpoint.prune(tmp_path, keep=2)
     assert [int(p.name.split("-")[1]) for p in checkpoint.list_checkpoints(tmp_path)] == [1, 4, 5]
@@ -233,8 +351,9 @@ def test_a_disk_that_fails_does_not_end_the_run(
     def full(*_args: Any, **_kwargs: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(torch, "save", full)
-    result = train(env="InvertedPendulum-v5", total_timesteps=256, checkpoint_freq=128, **SMALL)
-    assert result.global_step == 256 and result.checkpoint is None
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(ProximaError, match="trained to the end, but the end could not be saved"):
+        train(env="InvertedPendulum-v5", total_timesteps=256, checkpoint_freq=128, **SMALL)
     assert "No checkpoint of iteration 1" in caplog.text and "No space left on device" in caplog.text
-    assert not list(result.run_dir.glob(".*"))
+    (run_dir,) = Path("runs/InvertedPendulum-v5").iterdir()
+    assert not list(run_dir.glob(".*")) and len(metrics(run_dir)) == 2

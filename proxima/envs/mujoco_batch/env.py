@@ -137,6 +137,7 @@ class MujocoBatchEnv(VecEnv):
             "last": torch.from_numpy(self._task.last.copy()),
             "obs": torch.from_numpy(self._obs.copy()),
             "length": torch.from_numpy(self._length.copy()),
+            "limit": self.max_episode_steps,
             "allowed": torch.from_numpy(self._allowed.copy()),
             "return": torch.from_numpy(self._return.copy()),
             # As text: the generators' integers have 128 bits.
@@ -154,7 +155,7 @@ class MujocoBatchEnv(VecEnv):
         self._task.last[:] = state["last"].numpy()
         self._obs[:] = state["obs"].numpy()
         self._length[:] = state["length"].numpy()
-        self._allowed[:] = state["allowed"].numpy()
+        self._allowed[:] = state["allowed"].numpy() + (self.max_episode_steps - state["limit"])
         self._return[:] = state["return"].numpy()
         self._rngs = [np.random.Generator(np.random.PCG64(0)) for _ in state["rngs"]]
         for rng, text in zip(self._rngs, state["rngs"], strict=True):
