@@ -1,0 +1,189 @@
+"""Training steps a second against Stable-Baselines3 and against the bare physics, measured in turn in one run.
+
+    python benchmarks/throughput.py                 # everything: about fifteen minutes on two cores
+    python benchmarks/throughput.py --rounds 1 --only small
+
+Stable-Baselines3 is installed into a virtual environment of its own (benchmarks/.sb3-venv, kept). Each work is run by
+both in turn, `--rounds` times, and medians are compared; the first iteration of each, in which things are compiled and
+warmed up, is left out. Nothing else should run on the machine. Writes throughput.md.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+VENV = ROOT / "benchmarks" / ".sb3-venv"
+PEER = ("torch==2.13.0", "stable-baselines3==2.9.2", "gymnasium==1.4.0", "mujoco==4.0.0", "imageio")
+WORKS: dict[str, dict[str, Any]] = {
+    "small": {"env": "HalfCheetah-v5", "envs": 8, "steps": 2048, "epochs": 10, "batch": 64, "width": 64, "bar": 6.0},
+    "short": {"env": "HalfCheetah-v5", "envs": 64, "steps": 32, "epochs": 10, "batch": 64, "width": 64, "bar": 6.0},
+    "wide": {"env": "HalfCheetah-v5", "envs": 8, "steps": 2048, "epochs": 10, "batch": 256, "width": 256, "bar": 3.0},
+}
+HUMANOID = {"env": "Humanoid-v5", "envs": 64, "steps": 64, "epochs": 4, "batch": 256, "width": 64, "bar": 0.75}
+SB3_SCRIPT = """
+import json, sys, time
+import torch
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+work, iterations = json.loads(sys.argv[1]), int(sys.argv[2])
+torch.set_num_threads(1)
+class Clock(BaseCallback):
+    def __init__(self):
+        super().__init__()
+        self.times = []
+    def _on_rollout_start(self):
+        self.times.append(time.perf_counter())
+    def _on_step(self):
+        return True
+net = dict(pi=[work["width"]] * 2, vf=[work["width"]] * 2)
+model = PPO("MlpPolicy", make_vec_env(work["env"], work["envs"]), n_steps=work["steps"], batch_size=work["batch"],
+            n_epochs=work["epochs"], policy_kwargs=dict(net_arch=net), device="cpu")
+clock = Clock()
+model.learn(work["envs"] * work["steps"] * iterations, callback=clock)
+clock.times.append(time.perf_counter())
+size = work["envs"] * work["steps"]
+print(json.dumps(size * (len(clock.times) - 2) / (clock.times[-1] - clock.times[1])))
+"""
+CEILING_SCRIPT = """
+import sys, time
+import gymnasium, numpy as np
+from mujoco.batch import Batch
+env_id, envs, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+env = gymnasium.make(env_id).unwrapped
+batch = Batch(env.model, envs, 0)
+low, high = env.action_space.low, env.action_space.high
+rng, ctrl = np.random.default_rng(0), batch.bind("ctrl")
+controls = rng.uniform(low, high, (64, envs, len(low)))
+def run(seconds):
+    steps, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        batch.reset()  # a fallen body costs more than a running one
+        for t in range(50):
+            ctrl[:] = controls[t]
+            batch.step(nstep=env.frame_skip)
+        steps += 50 * envs
+    return steps / (time.perf_counter() - start)
+run(1.0)
+print(run(seconds))
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=[*WORKS, "humanoid"], default=[*WORKS, "humanoid"])
+    arguments = parser.parse_args()
+    install_peer()
+    rows = []
+    for name in arguments.only:
+        work = HUMANOID if name == "humanoid" else WORKS[name]
+        ours, others = [], []
+        for _ in range(arguments.rounds):
+            ours.append(run_proxima(work))
+            others.append(ceiling(work) if name == "humanoid" else {"rate": run_sb3(work)})
+            print(name, {k: round(v, 1) for k, v in ours[-1].items()}, others[-1], flush=True)
+        rows.append((name, work, ours, others))
+    write(rows, arguments.rounds)
+    return 0
+
+
+def install_peer() -> None:
+    if not (VENV / "done").exists():
+        subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
+        subprocess.run([str(VENV / "bin" / "python"), "-m", "pip", "install", "--quiet", *PEER], check=True)
+        (VENV / "done").touch()
+
+
+def run_proxima(work: dict[str, Any]) -> dict[str, float]:
+    """Steps a second of whole iterations and of collection alone, start-up and memory."""
+    size = work["envs"] * work["steps"]
+    iterations = max(4, 150_000 // size)
+    options = {
+        "env": work["env"],
+        "num-envs": work["envs"],
+        "num-steps": work["steps"],
+        "update-epochs": work["epochs"],
+        "minibatch-size": work["batch"],
+        "total-timesteps": size * iterations,
+        "compile": "on",
+        "progress": "False",
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        flags = [part for name, value in options.items() for part in (f"--{name}", str(value))]
+        flags += ["--hidden-sizes", str(work["width"]), str(work["width"]), "--runs-dir", folder, "--name", "run"]
+        started = time.time()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "proxima", "train", *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        _, _, usage = os.wait4(process.pid, 0)
+        path = next(Path(folder).glob("run/*/metrics.jsonl"))
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        first_step = (path.parent / "config.yaml").stat().st_mtime - started
+    rest = rows[1:]
+    seconds = rows[-1]["wall_time"] - rows[0]["wall_time"]
+    return {
+        "rate": size * len(rest) / seconds,
+        "collect": size * len(rest) / sum(row["collect_seconds"] for row in rest),
+        "update share": sum(row["update_seconds"] for row in rest) / seconds,
+        "start-up s": first_step,
+        "memory MB": usage.ru_maxrss / 1024,
+    }
+
+
+def run_sb3(work: dict[str, Any]) -> float:
+    iterations = max(3, 60_000 // (work["envs"] * work["steps"]))
+    command = [str(VENV / "bin" / "python"), "-c", SB3_SCRIPT, json.dumps(work), str(iterations)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def ceiling(work: dict[str, Any]) -> dict[str, float]:
+    command = [sys.executable, "-c", CEILING_SCRIPT, work["env"], str(work["envs"]), "5"]
+    return {"rate": float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)}
+
+
+def write(rows: list[tuple[str, dict[str, Any], list[dict], list[dict]]], rounds: int) -> None:
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
+    lines = [
+        "# Throughput",
+        "",
+        f"`python benchmarks/throughput.py --rounds {rounds}`, commit {commit.strip()}, {platform.machine()} with",
+        f"{os.cpu_count()} cores, Python {platform.python_version()}. Env steps a second, updates included; medians of",
+        "the rounds, which alternate. Stable-Baselines3 2.9.2 with DummyVecEnv and one torch thread, its fastest way.",
+        "",
+        "| work | Proxima | against | ratio | bar | collection alone | share of the update | start-up | memory |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, work, ours, others in rows:
+
+        def median(runs: list[dict], key: str) -> float:
+            return statistics.median(run[key] for run in runs)
+
+        rate, other = median(ours, "rate"), median(others, "rate")
+        peer = "bare physics" if name == "humanoid" else "SB3"
+        lines.append(
+            f"| {work['env']}, {work['envs']} x {work['steps']}, {work['epochs']} epochs, minibatch {work['batch']}, "
+            f"2x{work['width']} | {rate:,.0f} | {peer} {other:,.0f} | **{rate / other:.2f}** | {work['bar']} "
+            f"| {median(ours, 'collect'):,.0f} | {median(ours, 'update share'):.0%} "
+            f"| {median(ours, 'start-up s'):.1f} s | {median(ours, 'memory MB'):,.0f} MB |"
+        )
+    lines += [
+        "",
+        "Start-up is from the command to the first training step. The first iteration, which compiles, is left out.",
+        "",
+    ]
+    (ROOT / "benchmarks" / "throughput.md").write_text("\n".join(lines))
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
