@@ -20,6 +20,7 @@ from proxima.envs import worker as wire
 from proxima.envs.env_group import Recipe, Wrapper, restart_seed
 from proxima.envs.gym_vec import MAX_FAILURES, GymVecEnv, logger
 from proxima.envs.plain import Plain
+from proxima.envs.snapshot import NotPlain
 from proxima.envs.spaces import Layout, buffer_bytes, map_buffers
 from proxima.envs.worker_handle import BUILD_SECONDS, Worker, WorkerDied
 from proxima.errors import EnvFailure, UsageError
@@ -186,8 +187,9 @@ class AsyncVecEnv(GymVecEnv):
         for worker in self._workers:
             arguments = {"states": states[worker.start : worker.stop], "base_seed": self._base_seed}
             worker.command(wire.SET_STATE + wire.frame(pickle.dumps(arguments)), at_least=BUILD_SECONDS)
-        for worker in self._workers:
-            self._answer(worker)
+        obstacles = [self._answer(worker) for worker in self._workers]
+        if any(obstacles):
+            raise NotPlain(next(filter(None, obstacles)))
 
     def _why_inexact(self) -> str | None:
         self._workers[0].command(wire.WHY_INEXACT, at_least=BUILD_SECONDS)

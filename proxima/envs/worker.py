@@ -30,7 +30,7 @@ DONE = b"."
 DONE_WITH_EVENTS = b"e"  # list[Failure]
 READY = b"l"  # Layout
 REFUSED = b"u"  # (message of the UsageError, traceback)
-ANSWER = b"a"  # what GET_STATE or WHY_INEXACT asked for
+ANSWER = b"a"  # to GET_STATE, SET_STATE or WHY_INEXACT
 GAVE_UP = b"x"  # (message of the EnvFailure, list[Failure])
 
 WHERE_ARE_YOU = signal.SIGUSR1  # the answer is a traceback on stderr
@@ -113,7 +113,8 @@ def _serve(sock: socket.socket) -> None:
             if command == RESET:
                 group.reset(**pickle.loads(receive_frame(sock)))
             elif command == SET_STATE:
-                group.set_state(**pickle.loads(receive_frame(sock)))
+                sock.sendall(ANSWER + frame(pickle.dumps(_set_state(group, pickle.loads(receive_frame(sock))))))
+                continue
             elif command in (GET_STATE, WHY_INEXACT):
                 answer = group.get_state() if command == GET_STATE else group.why_inexact()
                 sock.sendall(ANSWER + frame(pickle.dumps(answer)))
@@ -130,6 +131,17 @@ def _serve(sock: socket.socket) -> None:
             sock.sendall(DONE_WITH_EVENTS + frame(pickle.dumps(group.take_events())))
         else:
             sock.sendall(DONE)
+
+
+def _set_state(group: Any, arguments: dict[str, Any]) -> str | None:
+    """Put states back; None, or why they do not fit."""
+    from proxima.envs.snapshot import NotPlain
+
+    try:
+        group.set_state(**arguments)
+    except NotPlain as error:
+        return str(error)
+    return None
 
 
 def main() -> None:

@@ -357,3 +357,16 @@ def test_a_disk_that_fails_does_not_end_the_run(
     assert "No checkpoint of iteration 1" in caplog.text and "No space left on device" in caplog.text
     (run_dir,) = Path("runs/InvertedPendulum-v5").iterdir()
     assert not list(run_dir.glob(".*")) and len(metrics(run_dir)) == 2
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("what", ["iterator", "object"])
+def test_an_env_that_becomes_impossible_to_capture_is_told_and_trained_on(
+    what: str, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = SMALL | {"env": "tests.envs.late_env:Late-v0", "env_kwargs": {"what": what}, "vec_env_mode": mode}
+    first = train(total_timesteps=128 * 12, name="late", **options)
+    resumed = train(resume_from=first.run_dir, total_timesteps=128 * 14)
+    assert resumed.global_step == 128 * 14
+    assert "can no longer be kept" in caplog.text or "cannot be put back" in caplog.text
+    assert "This resume is not exact" in caplog.text

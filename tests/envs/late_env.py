@@ -1,0 +1,34 @@
+"""An env that turns out to hold more than data only after a while; no torch, workers import it."""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+
+class Late(gym.Env):
+    """`what` is "iterator": something that is no data from step 20 on; "object": an object that a new env has not."""
+
+    observation_space = spaces.Box(-1, 1, (1,))
+    action_space = spaces.Discrete(2)
+
+    class Thing:
+        def __init__(self) -> None:
+            self.x = 0.5
+
+    def __init__(self, what: str):
+        self.what, self.time, self.thing = what, 0, None
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple:
+        self.time += 1
+        if self.time > 300:
+            self.thing = iter([1]) if self.what == "iterator" else self.Thing()
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+gym.register("Late-v0", Late, max_episode_steps=50)
