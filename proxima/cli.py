@@ -71,12 +71,20 @@ def _parser() -> Parser:
         metavar="PATH",
         help="go on from a checkpoint, or the newest whole one of a run, with its options and those given here",
     )
-    for section, cls in SECTIONS.items():
-        group = train.add_argument_group(f"{section}: {cls.__doc__}")
-        for option in all_options().values():
-            if option.section == section:
-                _add_flag(group, option)
+    _add_options(train)
     train.set_defaults(function=_train)
+
+    bench = commands.add_parser(
+        "bench",
+        help="time a config on this machine, phase by phase",
+        usage="proxima bench [--config FILE] [--seconds S] [options of train]",
+        description="Train for some seconds without leaving anything on disk, and show where the time goes.",
+        allow_abbrev=False,
+    )
+    bench.add_argument("--config", metavar="FILE", help="YAML file with options")
+    bench.add_argument("--seconds", type=float, default=10.0, help="how long to train (default: 10)")
+    _add_options(bench)
+    bench.set_defaults(function=_bench)
 
     resume = commands.add_parser("resume", help="go on with a run from its newest checkpoint", allow_abbrev=False)
     resume.add_argument("run", help="run folder or checkpoint folder")
@@ -94,9 +102,18 @@ def _parser() -> Parser:
     envs = commands.add_parser("envs", help="list what can be trained, and by which back end", allow_abbrev=False)
     envs.add_argument("filter", nargs="?", default="", help="show only ids that contain this")
     envs.set_defaults(function=_envs)
-    for command in (train, resume, evaluate, envs):
+    for command in (train, bench, resume, evaluate, envs):
         command.set_defaults(flags=list(command._option_string_actions))
     return parser
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    """A flag for every option, in the groups of the config's sections."""
+    for section, cls in SECTIONS.items():
+        group = parser.add_argument_group(f"{section}: {cls.__doc__}")
+        for option in all_options().values():
+            if option.section == section:
+                _add_flag(group, option)
 
 
 def _add_flag(group: Any, option: Option) -> None:
@@ -133,6 +150,14 @@ def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _train(arguments: argparse.Namespace) -> int:
     return _run_training(arguments.config, arguments.resume_from, _overrides(arguments))
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from proxima.config import load_config
+    from proxima.training.bench import bench
+
+    print(bench(load_config(arguments.config, _overrides(arguments)), seconds=arguments.seconds).text())
+    return 0
 
 
 def _resume(arguments: argparse.Namespace) -> int:

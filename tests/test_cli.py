@@ -69,6 +69,13 @@ def test_train_evaluate_resume_in_real_processes(tmp_path: Path) -> None:
     assert again.returncode == 2 and "raise --total-timesteps" in again.stderr
 
 
+def test_bench_shows_the_phases_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--env", "InvertedPendulum-v5", "--seconds", "0.1", "--compile", "off", *SMALL]) == 0
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("collect", "advantage", "update", "training", "envs", "physics"))
+    assert not (tmp_path / "runs").exists()
+
+
 def test_help_groups_and_explains(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["train", "--help"])

@@ -18,5 +18,9 @@ class Policy(nn.Module, ABC):
         """Distribution of the raw action and value `[B]` of normalised observations."""
 
     @abstractmethod
+    def critic(self, obs: dict[str, Tensor]) -> Tensor:
+        """Value `[B]` of normalised observations, without the actor."""
+
+    @abstractmethod
     def value(self, obs: dict[str, Tensor]) -> Tensor:
         """Value `[B]` of raw observations."""

@@ -111,7 +111,7 @@ class Learner:
     def _recompute_advantage(self, batch: Batch, rollout: Rollout) -> None:
         with torch.no_grad():
             with self._autocast():
-                value = torch.cat([self.policy(_rows(batch.obs, rows))[1] for rows in self._chunks(batch.obs)])
+                value = torch.cat([self.policy.critic(_rows(batch.obs, rows)) for rows in self._chunks(batch.obs)])
             self._set_advantage(batch, rollout, value)
 
     def _evaluate(self, obs: dict[str, Tensor], action: Tensor, rows: slice) -> tuple[Tensor, Tensor]:

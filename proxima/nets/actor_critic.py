@@ -171,10 +171,14 @@ class ActorCritic(Policy):
         action = distribution.mode() if deterministic else distribution.sample(generator)
         return action, self.action_head.to_env(action)
 
+    def critic(self, obs: Obs) -> Tensor:
+        """V `[B]` of normalised observations, without the actor."""
+        return self.value_head(self.critic_trunk(obs)).float().squeeze(-1)
+
     @torch.no_grad()
     def value(self, obs: Obs) -> Tensor:
         """V `[B]` of raw observations."""
-        return self.value_head(self.critic_trunk(self.normalizer(obs))).float().squeeze(-1)
+        return self.critic(self.normalizer(obs))
 
 
 def _distribution_kind(action: ActionSpec, options: PolicyOptions) -> str:

@@ -129,6 +129,10 @@ class MujocoBatchEnv(VecEnv):
             episodes=episodes,
         )
 
+    def step_physics(self) -> None:
+        """The physics of a step and nothing else, for measurements; the envs are of no use afterwards."""
+        self._physics.step()
+
     def get_state(self) -> dict[str, Any]:
         """Everything needed to go on exactly, copied."""
         return {

@@ -1,0 +1,87 @@
+"""How fast a config trains on this machine, beside what the envs and the physics could do alone."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+
+from proxima.config import Config
+from proxima.training.trainer import Trainer
+
+PHASES = ("collect", "advantage", "update")
+_CEILING_SECONDS = 3.0
+
+
+@dataclass
+class Bench:
+    """Env steps a second, and seconds of each phase of an iteration."""
+
+    iterations: int
+    rollout_size: int
+    phase_seconds: dict[str, float]
+    """Mean of an iteration, the first left out."""
+    first_iteration: float
+    """Seconds, compilation included."""
+    envs_alone: float
+    """Steps a second with random actions: no policy, nothing stored."""
+    physics_alone: float | None
+    """Steps a second of the bare physics, where the back end has one."""
+
+    @property
+    def steps_per_second(self) -> float:
+        """Of training, updates included."""
+        return self.rollout_size / sum(self.phase_seconds.values())
+
+    def text(self) -> str:
+        """A small table for people."""
+        total = sum(self.phase_seconds.values())
+        lines = [f"{'phase':<12}{'seconds':>10}{'share':>8}{'steps/s alone':>16}"]
+        for phase, seconds in self.phase_seconds.items():
+            lines.append(f"{phase:<12}{seconds:>10.4f}{seconds / total:>8.0%}{self.rollout_size / seconds:>16,.0f}")
+        lines.append(f"{'training':<12}{total:>10.4f}{1:>8.0%}{self.steps_per_second:>16,.0f}")
+        for name, rate in (("envs", self.envs_alone), ("physics", self.physics_alone)):
+            if rate is not None:
+                share = self.steps_per_second / rate
+                lines.append(
+                    f"{name:<12}{self.rollout_size / rate:>10.4f}{'':>8}{rate:>16,.0f}   training is {share:.0%}"
+                )
+        lines.append(
+            f"{self.iterations} iterations of {self.rollout_size:,} steps; the first, with compilation, took "
+            f"{self.first_iteration:.1f} s and is left out."
+        )
+        return "\n".join(lines)
+
+
+def bench(config: Config, *, seconds: float, console: Console | None = None) -> Bench:
+    """Train for about `seconds` after a first iteration, then time the envs and the physics by themselves."""
+    trainer = Trainer(config, console=console)
+    try:
+        start = time.perf_counter()
+        trainer.iterate()
+        first = time.perf_counter() - start
+        rows: list[dict[str, float]] = []
+        start = time.perf_counter()
+        while not rows or time.perf_counter() - start < seconds:
+            rows.append(trainer.iterate())
+        phases = {phase: sum(row[f"{phase}_seconds"] for row in rows) / len(rows) for phase in PHASES}
+        env = trainer.env
+        actions = trainer.collector.rollout.action
+        to_env = trainer.policy.action_head.to_env
+        choices = [to_env(actions[t]).to(env.device) for t in range(len(actions))]
+        envs_alone = _rate(lambda t: env.step(choices[t % len(choices)]), env.num_envs)
+        step_physics = getattr(env, "step_physics", None)
+        physics_alone = None if step_physics is None else _rate(lambda _: step_physics(), env.num_envs)
+    finally:
+        trainer.env.close()
+    return Bench(len(rows), config.rollout_size, phases, first, envs_alone, physics_alone)
+
+
+@torch.no_grad()
+def _rate(step: Callable[[int], object], num_envs: int) -> float:
+    count, start = 0, time.perf_counter()
+    while time.perf_counter() - start < _CEILING_SECONDS:
+        step(count)
+        count += 1
+    return count * num_envs / (time.perf_counter() - start)
