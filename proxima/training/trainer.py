@@ -111,6 +111,7 @@ class Trainer:
             except Interrupted as stop:
                 raise self._interrupted(stop, boundary) from None
             except Exception:
+                signals.lower_priority()
                 self.save(boundary)
                 raise
             finally:
