@@ -125,13 +125,13 @@ class Tracker:
 
 
 class TwoLineProgress(Progress):
-    """The bar, and the numbers under it: both fit into 80 columns."""
+    """The bar, and the numbers under it, which wrap in a narrow terminal."""
 
     def get_renderables(self) -> Iterable[RenderableType]:
         """The bar's own table, then the summary."""
         yield from super().get_renderables()
         for task in self.tasks:
-            yield Text(task.fields["summary"], overflow="ellipsis", no_wrap=True)
+            yield Text(task.fields["summary"])
 
 
 def summary(metrics: Mapping[str, float]) -> str:
