@@ -164,7 +164,7 @@ def report() -> None:
 
 
 def plot(groups: dict[str, list[dict[str, Any]]]) -> None:
-    columns = min(3, len(groups))
+    columns = 2 if len(groups) == 4 else min(3, len(groups))
     rows = math.ceil(len(groups) / columns)
     figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.2 * rows), squeeze=False, layout="constrained")
     for axis in axes.flat[len(groups) :]:

@@ -22,7 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 VENV = ROOT / "benchmarks" / ".sb3-venv"
-PEER = ("torch==2.13.0", "stable-baselines3==2.9.2", "gymnasium==1.4.0", "mujoco==4.0.0", "imageio")
+PEER = ("torch==2.13.0", "stable-baselines3==2.9.2", "gymnasium[mujoco]==1.4.0", "mujoco==4.0.0")
 WORKS: dict[str, dict[str, Any]] = {
     "small": {"env": "HalfCheetah-v5", "envs": 8, "steps": 2048, "epochs": 10, "batch": 64, "width": 64, "bar": 6.0},
     "short": {"env": "HalfCheetah-v5", "envs": 64, "steps": 32, "epochs": 10, "batch": 64, "width": 64, "bar": 6.0},
