@@ -178,7 +178,7 @@ def write(rows: list[tuple[str, dict[str, Any], list[dict], list[dict]]], rounds
         )
     lines += [
         "",
-        "Start-up is from the command to the run folder, just before the first training step. The first iteration, which",
+        "Start-up is from the command to the run folder, just before the first step. The first iteration, which",
         "compiles, is left out.",
         "",
     ]
