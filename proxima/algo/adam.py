@@ -15,6 +15,7 @@ class AdamState(NamedTuple):
     mean: Tensor  # [P], running first moment of the gradient
     square: Tensor  # [P], running second moment
     steps: Tensor  # [], steps taken
+    scales: Tensor  # [2], what undoes the bias of the two moments in the next step
     loss_scale: Tensor  # [], 1 but for fp16
     good_steps: Tensor  # [], finite fp16 steps since the scale last changed
 
@@ -22,7 +23,7 @@ class AdamState(NamedTuple):
     def start(cls, param: Tensor, *, loss_scale: float = 1.0) -> "AdamState":
         """The state before the first step; `param` is used, not copied."""
         zeros, zero = torch.zeros_like(param), param.new_zeros(())
-        return cls(param, zeros, zeros.clone(), zero, zero + loss_scale, zero.clone())
+        return cls(param, zeros, zeros.clone(), zero, _scales(zero), zero + loss_scale, zero.clone())
 
 
 def clip_by_norm(gradient: Tensor, max_norm: float | None) -> tuple[Tensor, Tensor]:
@@ -40,11 +41,12 @@ def adam_step(
     steps = state.steps + 1.0
     mean = torch.lerp(state.mean, gradient, 1.0 - BETA1)
     square = torch.lerp(state.square, gradient * gradient, 1.0 - BETA2)
-    correction1, correction2 = 1.0 - BETA1**steps, 1.0 - BETA2**steps
-    step = (mean / correction1) / ((square / correction2).sqrt() + eps)
+    # The scales come with the state: computed here, compiled code would take two powers for every parameter.
+    step = mean * state.scales[0] / (square.sqrt() * state.scales[1] + eps)
     if weight_decay:
         step = step + weight_decay * state.param
-    return AdamState(state.param - learning_rate * step, mean, square, steps, state.loss_scale, state.good_steps)
+    param = state.param - learning_rate * step
+    return AdamState(param, mean, square, steps, _scales(steps), state.loss_scale, state.good_steps)
 
 
 def scaled_adam_step(
@@ -57,8 +59,12 @@ def scaled_adam_step(
     finite = torch.isfinite(gradient).all()
     gradient = torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0)
     after = adam_step(state, gradient, learning_rate, eps=eps, weight_decay=weight_decay)
-    param, mean, square, steps = (torch.where(finite, new, old) for new, old in zip(after[:4], state[:4], strict=True))
+    moved = [torch.where(finite, new, old) for new, old in zip(after[:5], state[:5], strict=True)]
     good_steps = torch.where(finite, state.good_steps + 1.0, 0.0)
     grow = good_steps >= 2000.0
     scale = torch.where(finite, torch.where(grow, state.loss_scale * 2.0, state.loss_scale), state.loss_scale * 0.5)
-    return AdamState(param, mean, square, steps, scale.clamp(1.0, 2.0**24), torch.where(grow, 0.0, good_steps))
+    return AdamState(*moved, scale.clamp(1.0, 2.0**24), torch.where(grow, 0.0, good_steps))
+
+
+def _scales(steps: Tensor) -> Tensor:
+    return torch.stack(((1.0 - BETA1 ** (steps + 1.0)).reciprocal(), (1.0 - BETA2 ** (steps + 1.0)).rsqrt()))

@@ -2,6 +2,8 @@
 
 An action here is what the log-probability is defined on (the *raw* action); `nets/actor_critic.py` turns it into what
 the env takes. Scaling to the env's bounds is a constant factor that cancels in every ratio, so it is left out.
+
+A sample is a function of standard normal noise that the caller draws, for a whole rollout at once if it likes.
 """
 
 import math
@@ -11,18 +13,24 @@ from typing import Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor
+from torch import Tensor
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 # Expectations under a normal by 16-point Gauss-Hermite quadrature; the nodes are symmetric, so half of them are kept.
 _NODES, _WEIGHTS = (half[8:].tolist() for half in np.polynomial.hermite.hermgauss(16))
 
+# Normal numbers a dimension of Beta: two gamma samples of six candidates, each of two numbers.
+BETA_NOISE = 24
+
 
 class Distribution(Protocol):
     """A batch of action distributions; sums over action dimensions are already taken."""
 
-    def sample(self, generator: Generator | None) -> Tensor:
-        """A raw action each: `[B, A]`, or `[B]` for one discrete choice."""
+    def sample(self, noise: Tensor) -> Tensor:
+        """A raw action each: `[B, A]`, or `[B]` for one discrete choice.
+
+        `noise` is standard normal, `[B, K]`: one number a dimension or a choice, and `BETA_NOISE` a dimension of Beta.
+        """
 
     def mode(self) -> Tensor:
         """The most likely raw action (for a squashed Gaussian, the squashed mean)."""
@@ -41,9 +49,8 @@ class Gaussian:
     mean: Tensor  # [B, A]
     log_std: Tensor  # [B, A] or [A]
 
-    def sample(self, generator: Generator | None) -> Tensor:
+    def sample(self, noise: Tensor) -> Tensor:
         """Mean plus scaled noise."""
-        noise = torch.empty_like(self.mean).normal_(generator=generator)
         return torch.addcmul(self.mean, noise, self.log_std.exp())
 
     def mode(self) -> Tensor:
@@ -67,9 +74,9 @@ class TanhGaussian:
     mean: Tensor  # [B, A]
     log_std: Tensor  # [B, A] or [A]
 
-    def sample(self, generator: Generator | None) -> Tensor:
+    def sample(self, noise: Tensor) -> Tensor:
         """A sample before squashing."""
-        return Gaussian(self.mean, self.log_std).sample(generator)
+        return Gaussian(self.mean, self.log_std).sample(noise)
 
     def mode(self) -> Tensor:
         """The mean before squashing."""
@@ -97,10 +104,10 @@ class Beta:
     alpha: Tensor  # [B, A]
     beta: Tensor  # [B, A]
 
-    def sample(self, generator: Generator | None) -> Tensor:
+    def sample(self, noise: Tensor) -> Tensor:
         """A ratio of gamma samples, kept off the ends where the density has no gradient."""
-        a = torch._standard_gamma(self.alpha, generator=generator)
-        b = torch._standard_gamma(self.beta, generator=generator)
+        first, second = noise.unflatten(-1, (self.alpha.shape[-1], BETA_NOISE)).chunk(2, -1)
+        a, b = _gamma(self.alpha, first), _gamma(self.beta, second)
         return (a / (a + b)).clamp(1e-6, 1 - 1e-6)
 
     def mode(self) -> Tensor:
@@ -128,10 +135,10 @@ class Categorical:
 
     logits: Tensor  # [B, K], normalised: log-probabilities
 
-    def sample(self, generator: Generator | None) -> Tensor:
+    def sample(self, noise: Tensor) -> Tensor:
         """The Gumbel-max trick: an argmax, so even broken logits cannot raise."""
-        noise = torch.empty_like(self.logits).exponential_(generator=generator)
-        return (self.logits - noise.log()).argmax(-1)
+        exponential = -torch.special.log_ndtr(noise)
+        return (self.logits - exponential.log()).argmax(-1)
 
     def mode(self) -> Tensor:
         """The likeliest choice."""
@@ -152,9 +159,10 @@ class MultiCategorical:
 
     parts: list[Categorical]
 
-    def sample(self, generator: Generator | None) -> Tensor:
+    def sample(self, noise: Tensor) -> Tensor:
         """`[B, A]`, one choice a column."""
-        return torch.stack([part.sample(generator) for part in self.parts], -1)
+        noises = noise.split([part.logits.shape[-1] for part in self.parts], -1)
+        return torch.stack([part.sample(x) for part, x in zip(self.parts, noises, strict=True)], -1)
 
     def mode(self) -> Tensor:
         """The likeliest choice a column."""
@@ -175,10 +183,9 @@ class Bernoulli:
 
     logits: Tensor  # [B, A]
 
-    def sample(self, generator: Generator | None) -> Tensor:
+    def sample(self, noise: Tensor) -> Tensor:
         """0 or 1 a column."""
-        noise = torch.empty_like(self.logits).uniform_(generator=generator)
-        return (noise < self.logits.sigmoid()).long()
+        return (torch.special.ndtr(noise) < self.logits.sigmoid()).long()
 
     def mode(self) -> Tensor:
         """The likelier face."""
@@ -191,6 +198,23 @@ class Bernoulli:
     def entropy(self) -> Tensor:
         """Closed form."""
         return (F.softplus(self.logits) - self.logits * self.logits.sigmoid()).sum(-1)
+
+
+def _gamma(shape: Tensor, noise: Tensor) -> Tensor:
+    """Gamma samples for shapes `[B, A]` of at least 1 (Marsaglia and Tsang 2000): the first candidate accepted.
+
+    One in twenty is refused at worst, so that all of them are once in 64 million times; the last then stands.
+    """
+    normal, other = noise.chunk(2, -1)  # [B, A, candidates] each
+    d = (shape - 1.0 / 3.0)[..., None]
+    root = 1.0 + normal / (9.0 * d).sqrt()
+    v = root**3
+    bound = 0.5 * normal**2 + d * (1.0 - v + v.clamp(min=1e-30).log())
+    accepted = (root > 0) & (torch.special.log_ndtr(other) < bound)
+    result = (d * v.clamp(min=1e-30))[..., -1]
+    for i in reversed(range(normal.shape[-1] - 1)):
+        result = torch.where(accepted[..., i], (d * v)[..., i], result)
+    return result
 
 
 def _log_tanh_slope(x: Tensor) -> Tensor:

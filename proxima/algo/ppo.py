@@ -15,6 +15,7 @@ from torch import Generator, Tensor
 from torch.func import functional_call, grad_and_value
 
 from proxima.algo.adam import AdamState, adam_step, clip_by_norm, scaled_adam_step
+from proxima.algo.flat import FlatParameters
 from proxima.algo.gae import gae, next_values
 from proxima.algo.losses import LossTerms, explained_variance, ppo_loss
 from proxima.algo.normalize import RewardNormalizer
@@ -58,15 +59,10 @@ class Learner:
         self.policy, self.config, self.device = policy, config, device
         self.generator = Generator(device).manual_seed(seed)
         self.reward_normalizer = RewardNormalizer(config.env.num_envs, clip=config.normalize.clip_reward).to(device)
-        trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
-        self._shapes = {name: p.shape for name, p in trained.items()}
-        flat = torch.cat([p.detach().flatten() for p in trained.values()])
-        start = 0
-        for p in trained.values():  # the modules and the learner share one storage
-            p.data = flat[start : start + p.numel()].view_as(p)
-            start += p.numel()
-        self.state = AdamState.start(flat, loss_scale=_FIRST_SCALE if config.optimizer.precision == "fp16" else 1.0)
-        self.learning_rate = flat.new_tensor(config.optimizer.learning_rate)
+        self.flat = FlatParameters(policy)
+        scale = _FIRST_SCALE if config.optimizer.precision == "fp16" else 1.0
+        self.state = AdamState.start(self.flat.vector, loss_scale=scale)
+        self.learning_rate = self.flat.vector.new_tensor(config.optimizer.learning_rate)
         self.compiled = self._wants_compile()
         self._run_epoch: EpochFunction = self._compile_and_run if self.compiled else self._epoch
 
@@ -256,7 +252,7 @@ class Learner:
         ppo = self.config.ppo
         with self._autocast():
             # A shared trunk is one module: tying its weights by name would swap them twice and restore them wrongly.
-            distribution, value = functional_call(self.policy, self._views(param), (obs,), tie_weights=False)
+            distribution, value = functional_call(self.policy, self.flat.views(param), (obs,), tie_weights=False)
         return ppo_loss(
             log_prob=distribution.log_prob(action),
             value=value,
@@ -275,10 +271,6 @@ class Learner:
     def _autocast(self) -> torch.autocast:
         precision = self.config.optimizer.precision
         return torch.autocast(self.device.type, _AUTOCAST[precision], enabled=precision != "fp32")
-
-    def _views(self, flat: Tensor) -> dict[str, Tensor]:
-        parts = flat.split([shape.numel() for shape in self._shapes.values()])
-        return {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
 
     # Compilation -----------------------------------------------------------------------------------------------------
 

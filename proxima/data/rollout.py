@@ -32,11 +32,11 @@ class Rollout:
         self.clear()
 
     def clear(self) -> None:
-        """Forget the final observations and carry the last observation over to row 0."""
+        """Make ready for new experience: nothing ended yet."""
         self._final_obs: dict[str, list[Tensor]] = {key: [] for key in self.obs}
         self._final_index: list[Tensor] = []
-        for x in self.obs.values():
-            x[0].copy_(x[-1])
+        self.terminated.zero_()
+        self.truncated.zero_()
 
     def add_final(self, step: int, rows: Tensor, final_obs: dict[str, Tensor]) -> None:
         """Keep the last observations of the episodes that were truncated in `rows` at `step`."""

@@ -18,7 +18,7 @@ Obs = dict[str, Tensor]
 class Episodes:
     """Undiscounted return and length of the episodes that ended in a step, whole `[N]` tensors: no gather, no sync.
 
-    Only the rows where `Step.ended` is true count; the others hold the running sums of episodes still in flight.
+    Only the rows where `Step.ended` is true count; the others are arbitrary.
     """
 
     return_: Tensor  # [N] float64

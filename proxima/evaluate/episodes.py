@@ -59,7 +59,8 @@ def evaluate(
         obs, running = world.reset(seed), torch.ones(episodes, dtype=torch.bool)
         returns, lengths = [0.0] * episodes, [0] * episodes
         while running.any():
-            step = world.step(policy.act(as_stored(obs), generator=generator, deterministic=deterministic)[1])
+            noise = None if deterministic else torch.randn(episodes, policy.noise_size, generator=generator)
+            step = world.step(policy.act(as_stored(obs), noise)[1])
             for i in (step.ended & running).nonzero().flatten().tolist():
                 returns[i], lengths[i] = float(step.episodes.return_[i]), int(step.episodes.length[i])
                 running[i] = False

@@ -36,7 +36,9 @@ class LoadedPolicy:
                 raise UsageError(f"observation {key!r} has shape {array.shape}, but the policy takes {spec.shape}.")
             tensor = torch.as_tensor(array if batched else array[None])
             tensors[key] = tensor if spec.dtype == "uint8" else tensor.float()
-        _, action = self.policy.act(tensors, generator=self._generator, deterministic=deterministic)
+        size = len(next(iter(tensors.values())))
+        noise = None if deterministic else torch.randn(size, self.policy.noise_size, generator=self._generator)
+        _, action = self.policy.act(tensors, noise)
         in_env_form = self.spec.action.to_env(action.numpy())
         return in_env_form if batched else in_env_form[0]
 

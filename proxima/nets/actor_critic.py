@@ -7,9 +7,10 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from proxima.algo.distributions import (
+    BETA_NOISE,
     Bernoulli,
     Beta,
     Categorical,
@@ -58,10 +59,8 @@ class Trunk(nn.Module):
 class ActionHead(nn.Module):
     """Features to a distribution of raw actions, and raw actions to what the env takes."""
 
-    low: Tensor
-    high: Tensor
-    centre: Tensor
-    half_span: Tensor
+    bounds: Tensor
+    """`[4, A]`: centre and half span of the env's range, lowest and highest action."""
 
     def __init__(self, features: int, action: ActionSpec, options: PolicyOptions):
         super().__init__()
@@ -70,6 +69,7 @@ class ActionHead(nn.Module):
         self.std_mode = options.std_mode
         self.log_std_range = math.log(options.min_std), math.log(options.max_std)
         size = sum(action.sizes)
+        self.noise_size = BETA_NOISE * size if self.kind == "beta" else size
         two = self.kind == "beta" or (self._is_gaussian and self.std_mode == "state")
         self.linear = nn.Linear(features, 2 * size if two else size)
         init_layer(self.linear, gain=0.01, orthogonal=options.orthogonal_init)
@@ -84,15 +84,12 @@ class ActionHead(nn.Module):
                 self.log_std = nn.Parameter(torch.full((size,), initial), requires_grad=self.std_mode == "learned")
         if action.kind == "box":
             low, high = torch.tensor(action.low), torch.tensor(action.high)
-            self.register_buffer("low", low, persistent=False)
-            self.register_buffer("high", high, persistent=False)
             bounded = torch.isfinite(high - low)  # a span beyond float32 is as good as none
             scaled = bounded & (options.scale_actions or not self._is_unsquashed)
             # Raw action x to centre + half * x.
             centre = torch.where(scaled, 0.5 * (low + high), 0.0)
             half = torch.where(scaled, 0.5 * (high - low), 1.0)
-            self.register_buffer("centre", centre, persistent=False)
-            self.register_buffer("half_span", half, persistent=False)
+            self.register_buffer("bounds", torch.stack((centre, half, low, high)), persistent=False)
 
     @property
     def _is_gaussian(self) -> bool:
@@ -132,7 +129,8 @@ class ActionHead(nn.Module):
             action = 2.0 * action - 1.0
         elif self.kind == "tanh_gaussian":
             action = action.tanh()
-        return torch.addcmul(self.centre, self.half_span, action).clamp(self.low, self.high)
+        centre, half, low, high = self.bounds.unbind()
+        return torch.addcmul(centre, half, action).clamp(low, high)
 
 
 class ActorCritic(Policy):
@@ -152,6 +150,11 @@ class ActorCritic(Policy):
         init_layer(self.value_head, gain=1.0, orthogonal=options.orthogonal_init)
 
     @property
+    def noise_size(self) -> int:
+        """Normal numbers that the sample of one action takes."""
+        return self.action_head.noise_size
+
+    @property
     def shared(self) -> bool:
         """Whether actor and critic have one trunk."""
         return self.critic_trunk is self.actor_trunk
@@ -163,12 +166,13 @@ class ActorCritic(Policy):
         return self.action_head(features), self.value_head(critic_features).float().squeeze(-1)
 
     @torch.no_grad()
-    def act(
-        self, obs: Obs, *, generator: Generator | None = None, deterministic: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """Raw actions, and the same in the env's units, for raw observations."""
+    def act(self, obs: Obs, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Raw actions, and the same in the env's units, for raw observations.
+
+        They are sampled with standard normal `noise` `[B, noise_size]`, or the likeliest without it.
+        """
         distribution = self.action_head(self.actor_trunk(self.normalizer(obs)))
-        action = distribution.mode() if deterministic else distribution.sample(generator)
+        action = distribution.mode() if noise is None else distribution.sample(noise)
         return action, self.action_head.to_env(action)
 
     def critic(self, obs: Obs) -> Tensor:

@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from proxima.algo.flat import FlatParameters
 from proxima.data.generators import restore_generator
 from proxima.data.rollout import Rollout, as_stored
 from proxima.envs.base import Step, VecEnv
 from proxima.errors import NonFiniteError, UsageError
 from proxima.nets.actor_critic import ActorCritic
+from proxima.training.actor import Actor, Record, make_record
 
 EPISODE_WINDOW = 100
 
@@ -48,56 +50,80 @@ class Collector:
     """Steps the envs with the policy and fills the rollout in place."""
 
     def __init__(
-        self, env: VecEnv, policy: ActorCritic, *, num_steps: int, device: torch.device, env_seed: int, seed: int
+        self,
+        env: VecEnv,
+        policy: ActorCritic,
+        *,
+        num_steps: int,
+        device: torch.device,
+        env_seed: int,
+        seed: int,
+        flat: FlatParameters | None = None,
     ):
-        self.env, self.policy, self.num_steps, self.device = env, policy, num_steps, device
+        """With the policy's parameters in `flat`, acting is compiled on its first use."""
+        self.env, self.num_steps = env, num_steps
         self.generator = Generator(device).manual_seed(seed)
         self.episodes = EpisodeStatistics()
         self.global_step = 0
-        obs = {key: x.to(device) for key, x in env.reset(env_seed).items()}
-        # Its own generator: the sample only gives the shape of an action.
-        action, _ = policy.act(as_stored(obs), generator=Generator(device))
+        self._actor, self._flat = Actor(policy), flat
+        self._record: Record | None = None
+        self._now = env.reset(env_seed)
+        """What the policy acts on next, in the env's own dtypes."""
+        obs = as_stored({key: x.to(device) for key, x in self._now.items()})
+        action, _ = policy.act(obs)
         try:
+            self._noise = torch.zeros(num_steps, env.num_envs, policy.noise_size, device=device)
             self.rollout = Rollout(num_steps=num_steps, num_envs=env.num_envs, obs=obs, action=action, device=device)
         except (MemoryError, RuntimeError) as error:
             raise UsageError(
                 f"a rollout of num_steps {num_steps} x num_envs {env.num_envs} does not fit into memory "
                 f"({str(error).splitlines()[0]}): lower one of them."
             ) from None
-        self._put_obs(num_steps, obs)
-        self._check_obs({key: x[-1] for key, x in self.rollout.obs.items()}, None)
+        self._check_obs(-1, obs, torch.arange(env.num_envs))
+        # Views of every step, made once: to index costs as much as to copy.
+        obs_rows = zip(*(self.rollout.obs[key].unbind() for key in self._actor.keys), strict=True)
+        fields = (self._noise, self.rollout.action, self.rollout.reward)
+        self._rows = list(zip(*(x.unbind() for x in fields), obs_rows, strict=False))
 
+    @torch.no_grad()
     def collect(self) -> Rollout:
         """`num_steps` steps of every env."""
-        rollout = self.rollout
+        rollout, keys, taken = self.rollout, self._actor.keys, 0
         rollout.clear()
-        for t in range(self.num_steps):
-            obs = {key: x[t] for key, x in rollout.obs.items()}
-            action, env_action = self.policy.act(obs, generator=self.generator)
-            rollout.action[t] = action
-            step = self.env.step(env_action.to(self.env.device))
-            self._put_obs(t + 1, step.obs)
-            rollout.reward[t] = step.reward
-            self._check_finite(t)
-            rollout.terminated[t] = step.terminated
-            rollout.truncated[t] = step.truncated
-            if step.duration is not None:
-                self._put_duration(t, step.duration)
-            if step.final_obs is not None:
-                self._end_episodes(t, step)
-            self.global_step += self.env.num_envs if step.duration is None else int(step.duration.sum())
+        self._noise.normal_(generator=self.generator)
+        try:
+            for t, (noise, action, reward, obs) in enumerate(self._rows):
+                seen = tuple(self._now[key] for key in keys)
+                record = self._record or self._make_record(seen, noise, obs, action)
+                step = self.env.step(record(seen, noise, obs, action).to(self.env.device))
+                self._now = step.obs
+                reward.copy_(step.reward)
+                if step.duration is not None:
+                    self._put_duration(t, step.duration)
+                if step.final_obs is not None:
+                    self._end_episodes(t, step)
+                taken += 1
+        except Exception:
+            self._check_finite(taken)  # a NaN on the way to an env is the better explanation
+            raise
+        for key, x in self._now.items():
+            rollout.obs[key][-1] = x
+        self._check_finite(taken)
+        self.global_step += rollout.size if rollout.duration is None else int(rollout.duration.sum())
         return rollout
 
-    def _put_obs(self, t: int, obs: dict[str, Tensor]) -> None:
-        for key, stored in self.rollout.obs.items():
-            stored[t] = obs[key]
+    def _make_record(self, *example: Any) -> Record:
+        self._record = make_record(self._actor, self._flat, *example)
+        return self._record
 
     def _end_episodes(self, t: int, step: Step) -> None:
+        self.rollout.terminated[t] = step.terminated
+        self.rollout.truncated[t] = step.truncated
         ended = step.ended
         assert step.final_obs is not None
         self.episodes.add(step.episodes.return_[ended].tolist(), step.episodes.length[ended].tolist())
         rows = ended.nonzero().squeeze(-1)
-        self._check_obs({key: x[rows] for key, x in as_stored(step.final_obs).items()}, rows)
+        self._check_obs(t, {key: x[rows] for key, x in as_stored(step.final_obs).items()}, rows)
         cut = rows[(step.truncated & ~step.terminated)[rows]]
         if len(cut):
             self.rollout.add_final(t, cut, step.final_obs)
@@ -107,25 +133,27 @@ class Collector:
             self.rollout.duration = torch.ones_like(self.rollout.reward, dtype=torch.long)
         self.rollout.duration[t] = duration
 
-    def _check_finite(self, t: int) -> None:
-        """Of what was stored, so that a number too large for float32 counts as infinite."""
-        reward = self.rollout.reward[t]
-        bad = _non_finite(reward)
-        if len(bad):
-            self._raise(int(bad[0, 0]), f"a reward of {float(reward[bad[0, 0]])}")
-        self._check_obs({key: x[t + 1] for key, x in self.rollout.obs.items()}, None)
+    def _check_finite(self, steps: int) -> None:
+        """Of the first `steps` steps as they were stored: a number too large for float32 counts as infinite."""
+        reward = self.rollout.reward[:steps]
+        bad = [(int(t), int(env), f"a reward of {float(reward[t, env])}") for t, env in _non_finite(reward)[:1]]
+        for key, x in self.rollout.obs.items():
+            seen = x[: steps + 1]
+            for t, env, *place in _non_finite(seen)[:1].tolist():
+                bad.append((t - 1, env, f"an observation {key!r} with {float(seen[(t, env, *place)])}"))
+        if bad:
+            self._raise(*min(bad))
 
-    def _check_obs(self, obs: dict[str, Tensor], rows: Tensor | None) -> None:
+    def _check_obs(self, t: int, obs: dict[str, Tensor], envs: Tensor) -> None:
         for key, x in obs.items():
-            bad = _non_finite(x)
-            if len(bad):
-                env = int(bad[0, 0] if rows is None else rows[bad[0, 0]])
-                self._raise(env, f"an observation {key!r} with {float(x[tuple(bad[0])])}")
+            for row, *place in _non_finite(x).tolist():
+                self._raise(t, int(envs[row]), f"an observation {key!r} with {float(x[(row, *place)])}")
 
-    def _raise(self, env: int, what: str) -> None:
+    def _raise(self, t: int, env: int, what: str) -> None:
+        step = self.global_step // self.env.num_envs + t + 1
         raise NonFiniteError(
-            f"env {env} gave {what} at global step {self.global_step + self.env.num_envs} "
-            f"(step {self.global_step // self.env.num_envs + 1} of that env): check the env, or scale its output."
+            f"env {env} gave {what} at global step {self.global_step + (t + 1) * self.env.num_envs} "
+            f"(step {step} of that env): check the env, or scale its output."
         )
 
     def get_state(self) -> dict[str, Any]:
@@ -138,7 +166,7 @@ class Collector:
                 "lengths": list(self.episodes.lengths),
                 "count": self.episodes.count,
             },
-            "obs": {key: x[-1].clone() for key, x in self.rollout.obs.items()},
+            "obs": {key: x.clone() for key, x in self._now.items()},
         }
 
     def set_state(self, state: dict[str, Any], *, new_episodes_seed: int | None) -> bool:
@@ -152,12 +180,12 @@ class Collector:
         self.episodes.returns.extend(episodes["returns"])
         self.episodes.lengths.extend(episodes["lengths"])
         self.episodes.count = episodes["count"]
-        self._put_obs(-1, state["obs"] if new_episodes_seed is None else self.env.reset(new_episodes_seed))
+        self._now = state["obs"] if new_episodes_seed is None else self.env.reset(new_episodes_seed)
         return same_device
 
 
 def _non_finite(x: Tensor) -> Tensor:
     """Places of NaNs and infinities `[K, axes]`. One sum tells in nearly every case that there are none."""
     if not x.is_floating_point() or math.isfinite(float(x.sum())):
-        return x.new_zeros((0, 1), dtype=torch.long)
+        return x.new_zeros((0, x.ndim), dtype=torch.long)
     return (~torch.isfinite(x)).nonzero()

@@ -71,6 +71,7 @@ class Trainer:
             device=self.device,
             env_seed=run.seed,
             seed=stream_seed(run.seed, "actions"),
+            flat=self.learner.flat if setup.compiles_actor(config, self.device) else None,
         )
         self.iteration = 0
         self.lineage: list[str] = []

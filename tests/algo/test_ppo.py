@@ -38,14 +38,14 @@ def make(
     policy = ActorCritic(spec, config.policy, config.normalize)
     generator = torch.Generator().manual_seed(1)
     first = {key: draw(o) for key, o in spec.obs.items()}
-    example, _ = policy.act(first, generator=generator)
+    example, _ = policy.act(first)
     rollout = Rollout(num_steps=16, num_envs=4, obs=first, action=example, device=torch.device("cpu"))
     for t in range(17):
         for key, o in spec.obs.items():
             rollout.obs[key][t] = draw(o)
         if t < 16:
             now = {key: x[t] for key, x in rollout.obs.items()}
-            rollout.action[t], _ = policy.act(now, generator=generator)
+            rollout.action[t], _ = policy.act(now, torch.randn(4, policy.noise_size, generator=generator))
             rollout.reward[t] = torch.randn(4)
     rollout.terminated[5, 1] = rollout.truncated[9, 2] = True
     rollout.add_final(9, torch.tensor([2]), {key: draw(o) for key, o in spec.obs.items()})

@@ -15,12 +15,12 @@ def test_floats_are_stored_in_single_precision_and_images_as_bytes() -> None:
     assert rollout.obs["obs"].shape == (6, 2, 3) and rollout.size == 10
 
 
-def test_clear_carries_the_last_observation_over() -> None:
+def test_clear_forgets_what_ended() -> None:
     rollout = make()
-    rollout.obs["obs"][-1] = 7.0
+    rollout.terminated[0, 0] = rollout.truncated[1, 1] = True
     rollout.add_final(1, torch.tensor([1]), {key: x[0] for key, x in rollout.obs.items()})
     rollout.clear()
-    assert bool((rollout.obs["obs"][0] == 7.0).all()) and len(rollout.final_index) == 0
+    assert not rollout.ended.any() and len(rollout.final_index) == 0
 
 
 def test_final_observations_keep_their_place() -> None:

@@ -229,8 +229,8 @@ def test_episode_statistics_and_time_limit() -> None:
         lengths += 1
         ended = step.ended
         assert torch.equal(step.truncated, lengths == 12)
-        assert torch.equal(step.episodes.return_, returns)
-        assert torch.equal(step.episodes.length, lengths)
+        assert torch.equal(step.episodes.return_[ended], returns[ended])
+        assert torch.equal(step.episodes.length[ended], lengths[ended])
         returns[ended], lengths[ended] = 0.0, 0
         num_ended += int(ended.sum())
     assert num_ended > 4

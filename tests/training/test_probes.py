@@ -84,7 +84,9 @@ def test_images_are_seen() -> None:
 
 
 def test_both_keys_of_a_dict_are_used() -> None:
-    policy = LoadedPolicy(learn("ProbeTwoKeys-v0", 24_000, entropy_coef=0.05, learning_rate=2e-3))
+    policy = LoadedPolicy(
+        learn("ProbeTwoKeys-v0", 24_000, entropy_coef=0.05, learning_rate=2e-3, hidden_sizes=[64, 64])
+    )
     for left in (-1.0, 1.0):
         for right in (-1.0, 1.0):
             obs = {"left": np.float32([left]), "right": np.float32([right, right])}

@@ -101,7 +101,7 @@ def test_all_back_ends_train_the_same_bits() -> None:
 def test_load_policy_acts_as_the_policy_did() -> None:
     result = train(env="InvertedPendulum-v5", total_timesteps=256, **small())
     policy, obs = load_policy(result.run_dir), np.random.default_rng(0).normal(size=(6, 4))
-    expected = result.policy.act({"obs": torch.tensor(obs, dtype=torch.float32)}, deterministic=True)[1]
+    expected = result.policy.act({"obs": torch.tensor(obs, dtype=torch.float32)})[1]
     np.testing.assert_allclose(policy.act(obs), expected.numpy(), rtol=1e-5)
     np.testing.assert_allclose(policy.act(obs[2]), policy.act(obs)[2], rtol=1e-5)
     with pytest.raises(UsageError, match=r"has shape \(5,\), but the policy takes \(4,\)"):

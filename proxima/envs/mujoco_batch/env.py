@@ -22,7 +22,7 @@ from proxima.envs.mujoco_batch.tasks import make_template
 from proxima.errors import UsageError
 from proxima.machine import available_cores
 
-NO_LIMIT = sys.maxsize
+NO_LIMIT = sys.maxsize // 2
 
 
 class MujocoBatchEnv(VecEnv):
@@ -77,13 +77,16 @@ class MujocoBatchEnv(VecEnv):
 
         self._rngs: list[Generator] = []
         self._obs = np.zeros((num_envs, *template.observation_space.shape))
-        self._length = np.zeros(num_envs, np.int64)  # steps taken in the running episode
-        self._allowed = np.full(num_envs, limit, np.int64)  # length at which it is truncated
+        # Steps are counted once for all envs: which step an episode began at, and which will truncate it.
+        self._clock = 0
+        self._begun = np.zeros(num_envs, np.int64)
+        self._deadline = np.full(num_envs, limit, np.int64)
+        self._next_deadline = limit
         self._return = np.zeros(num_envs)
-        self._never = torch.zeros(num_envs, dtype=torch.bool)
-        # Tensors over the arrays above, made once: nothing is allocated in a step in which no episode ends.
+        # Tensors made once: next to nothing is allocated in a step in which no episode ends.
         self._obs_tensor: Obs = {"obs": torch.from_numpy(self._obs)}
-        self._running = Episodes(torch.from_numpy(self._return), torch.from_numpy(self._length))
+        self._never = torch.zeros(num_envs, dtype=torch.bool)
+        self._nothing = Episodes(torch.from_numpy(self._return), torch.zeros(num_envs, dtype=torch.int64))
         self._check_observation(template.observation_space.shape)
 
     def reset(self, seed: int | None = None) -> Obs:
@@ -94,15 +97,16 @@ class MujocoBatchEnv(VecEnv):
         ids = np.arange(self.num_envs, dtype=np.int32)
         self._restart(ids)
         if self._spread:
-            self._allowed -= self.max_episode_steps * ids.astype(np.int64) // self.num_envs
+            self._deadline -= self.max_episode_steps * ids.astype(np.int64) // self.num_envs
+            self._next_deadline = int(self._deadline.min())
         return self._obs_tensor
 
     def step(self, action: Tensor) -> Step:
         """Apply one float32 action `[N, A]`; ended envs start anew within the same step."""
-        controls = np.ascontiguousarray(action.numpy(force=True), np.float32)
         physics, task = self._physics, self._task
-        if controls.shape != physics.ctrl.shape:
-            raise ValueError(f"an action must have shape {physics.ctrl.shape}, not {controls.shape}")
+        controls = action.numpy(force=True)
+        if controls.shape != physics.ctrl.shape or controls.dtype != np.float32 or not controls.flags.c_contiguous:
+            controls = self._as_controls(controls)
         if not self._rngs:
             raise UsageError("call reset before the first step")
         physics.ctrl[:] = controls
@@ -110,16 +114,16 @@ class MujocoBatchEnv(VecEnv):
         with np.errstate(over="ignore", invalid="ignore"):  # an unstable simulation shows in the numbers themselves
             reward, terminated = task.evaluate(controls)
             np.concatenate(task.observation(ALL), axis=1, out=self._obs)
-
-        self._length += 1
-        self._return += reward
-        truncated = self._length >= self._allowed
+            self._return += reward
+        self._clock += 1
+        in_time = self._clock < self._next_deadline
+        if in_time and (terminated is None or not terminated.any()):
+            return Step(self._obs_tensor, torch.from_numpy(reward), self._never, self._never, None, self._nothing)
+        truncated = self._clock >= self._deadline
         ended = truncated if terminated is None else truncated | terminated
-        final_obs, episodes = None, self._running
-        if ended.any():
-            final_obs = {"obs": torch.from_numpy(self._obs.copy())}
-            episodes = Episodes(torch.from_numpy(self._return.copy()), torch.from_numpy(self._length.copy()))
-            self._restart(ended.nonzero()[0].astype(np.int32))
+        final_obs = {"obs": torch.from_numpy(self._obs.copy())}
+        episodes = Episodes(torch.from_numpy(self._return.copy()), torch.from_numpy(self._clock - self._begun))
+        self._restart(ended.nonzero()[0].astype(np.int32))
         return Step(
             obs=self._obs_tensor,
             reward=torch.from_numpy(reward),
@@ -140,9 +144,9 @@ class MujocoBatchEnv(VecEnv):
             "physics": torch.from_numpy(self._physics.get_state()),
             "last": torch.from_numpy(self._task.last.copy()),
             "obs": torch.from_numpy(self._obs.copy()),
-            "length": torch.from_numpy(self._length.copy()),
+            "length": torch.from_numpy(self._clock - self._begun),
             "limit": self.max_episode_steps,
-            "allowed": torch.from_numpy(self._allowed.copy()),
+            "left": torch.from_numpy(self._deadline - self._clock),
             "return": torch.from_numpy(self._return.copy()),
             # As text: the generators' integers have 128 bits.
             "rngs": [json.dumps(rng.bit_generator.state) for rng in self._rngs],
@@ -158,8 +162,9 @@ class MujocoBatchEnv(VecEnv):
         self._physics.set_state(state["physics"].numpy())
         self._task.last[:] = state["last"].numpy()
         self._obs[:] = state["obs"].numpy()
-        self._length[:] = state["length"].numpy()
-        self._allowed[:] = state["allowed"].numpy() + (self.max_episode_steps - state["limit"])
+        self._begun[:] = self._clock - state["length"].numpy()
+        self._deadline[:] = self._clock + state["left"].numpy() + (self.max_episode_steps - state["limit"])
+        self._next_deadline = int(self._deadline.min())
         self._return[:] = state["return"].numpy()
         self._rngs = [np.random.Generator(np.random.PCG64(0)) for _ in state["rngs"]]
         for rng, text in zip(self._rngs, state["rngs"], strict=True):
@@ -177,9 +182,15 @@ class MujocoBatchEnv(VecEnv):
         self._physics.reset(ids, qpos, qvel)
         self._task.last[ids] = self._task.measure(ids)
         self._obs[ids] = np.concatenate(self._task.observation(ids), axis=1)
-        self._length[ids] = 0
-        self._allowed[ids] = self.max_episode_steps
+        self._begun[ids] = self._clock
+        self._deadline[ids] = self._clock + self.max_episode_steps
+        self._next_deadline = int(self._deadline.min())
         self._return[ids] = 0.0
+
+    def _as_controls(self, action: Array) -> Array:
+        if action.shape != self._physics.ctrl.shape:
+            raise ValueError(f"an action must have shape {self._physics.ctrl.shape}, not {action.shape}")
+        return np.ascontiguousarray(action, np.float32)
 
     def _check_observation(self, shape: tuple[int, ...]) -> None:
         """A model file of another body can make Gymnasium observe more or less than its space says."""

@@ -45,7 +45,8 @@ class Locomotion(Task):
         """Reward and termination."""
         position = self.measure(ALL)
         reward = (position - self.last) / self.dt
-        reward *= self.forward_weight
+        if self.forward_weight != 1:
+            reward *= self.forward_weight
         self.last[:] = position
         costs = self.control_cost(action)
         contact_cost = self.contact_cost()
