@@ -59,11 +59,11 @@ def scaled_adam_step(
     finite = torch.isfinite(gradient).all()
     gradient = torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0)
     after = adam_step(state, gradient, learning_rate, eps=eps, weight_decay=weight_decay)
-    moved = [torch.where(finite, new, old) for new, old in zip(after[:5], state[:5], strict=True)]
+    moved = AdamState(*(torch.where(finite, new, old) for new, old in zip(after, state, strict=True)))
     good_steps = torch.where(finite, state.good_steps + 1.0, 0.0)
     grow = good_steps >= 2000.0
     scale = torch.where(finite, torch.where(grow, state.loss_scale * 2.0, state.loss_scale), state.loss_scale * 0.5)
-    return AdamState(*moved, scale.clamp(1.0, 2.0**24), torch.where(grow, 0.0, good_steps))
+    return moved._replace(loss_scale=scale.clamp(1.0, 2.0**24), good_steps=torch.where(grow, 0.0, good_steps))
 
 
 def _scales(steps: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """How fast a config trains on this machine, beside what the envs and the physics could do alone."""
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,6 +62,7 @@ def bench(config: Config, *, seconds: float, console: Console | None = None) -> 
         start = time.perf_counter()
         trainer.iterate()
         first = time.perf_counter() - start
+        gc.freeze()  # as in a run
         rows: list[dict[str, float]] = []
         start = time.perf_counter()
         while not rows or time.perf_counter() - start < seconds:
@@ -75,6 +77,7 @@ def bench(config: Config, *, seconds: float, console: Console | None = None) -> 
         physics_alone = None if step_physics is None else _rate(lambda _: step_physics(), env.num_envs)
     finally:
         trainer.env.close()
+        gc.unfreeze()
     return Bench(len(rows), config.rollout_size, phases, first, envs_alone, physics_alone)
 
 

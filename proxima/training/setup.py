@@ -1,5 +1,7 @@
 """From options to the objects of a run: device, threads, envs, policy."""
 
+from typing import NamedTuple
+
 import torch
 
 from proxima.config import Config
@@ -12,7 +14,8 @@ from proxima.nets.encoders import is_image
 from proxima.nets.spec import Spec
 from proxima.training.seeding import stream_seed
 
-_SMALL_WIDTH = 256
+# Multiplications that another thread is worth its overhead for.
+_PRODUCT_OF_A_THREAD = 2**20
 # It takes some ten seconds once on a machine, and saves about a tenth of a millisecond a vector step.
 _COMPILED_ACTOR_PAYS_AFTER = 100_000
 
@@ -72,13 +75,24 @@ def check_precision(config: Config, device: torch.device) -> None:
         )
 
 
-def choose_threads(config: Config, *, images: bool) -> int:
-    """Torch threads: what was asked for, but never more than the cores; small networks are fastest on one."""
+class Threads(NamedTuple):
+    """Torch threads of the two halves of an iteration."""
+
+    act: int
+    learn: int
+
+
+def choose_threads(config: Config, *, images: bool) -> Threads:
+    """As many as were asked for, or as the largest product of a minibatch can use; never more than the cores.
+
+    Acting has few rows, and threads that wait for its next product would take the cores from the physics: images
+    apart, it has one.
+    """
     cores = available_cores()
-    if config.run.num_threads is not None:
-        return min(config.run.num_threads, cores)
-    small = not images and max(config.policy.hidden_sizes) <= _SMALL_WIDTH
-    return 1 if small else cores
+    product = config.ppo.minibatch_size * max(config.policy.hidden_sizes) ** 2
+    wanted = config.run.num_threads or (cores if images else 1 + product // _PRODUCT_OF_A_THREAD)
+    learn = min(wanted, cores)
+    return Threads(act=learn if images else 1, learn=learn)
 
 
 def compiles_actor(config: Config, device: torch.device) -> bool:

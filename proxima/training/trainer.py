@@ -1,6 +1,7 @@
 """The training loop. Everything else is called from here, and nothing here knows how it is done."""
 
 import errno
+import gc
 import logging
 import time
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ class Trainer:
         images = setup.has_images(self.spec)
         self.device = setup.choose_device(config, images=images)
         setup.check_precision(config, self.device)
-        torch.set_num_threads(setup.choose_threads(config, images=images))
+        self.threads = setup.choose_threads(config, images=images)
         self.policy = setup.build_policy(self.spec, config, self.device)
         self.learner = Learner(self.policy, config, device=self.device, seed=stream_seed(run.seed, "minibatches"))
         self.collector = Collector(
@@ -99,7 +100,10 @@ class Trainer:
                 due = Due(self.config, first_step)
                 metrics: dict[str, float] = {}
                 while self.collector.global_step < self.config.run.total_timesteps:
+                    started = bool(metrics)
                     metrics = self.iterate()
+                    if not started:
+                        gc.freeze()  # what compilation made is large and stays: not to be walked through again
                     with signals.shield():
                         boundary = self.snapshot()
                         metrics["wall_time"] = time.perf_counter() - start
@@ -119,6 +123,7 @@ class Trainer:
                 signals.lower_priority()
                 tracker.close(metrics)
                 self.env.close()
+                gc.unfreeze()
         if boundary is not None and self._saved_iteration != self.iteration:
             raise ProximaError(
                 f"trained to the end, but the end could not be saved; the last is {self.last_checkpoint}."
@@ -132,7 +137,9 @@ class Trainer:
         """One iteration: collect, estimate advantages, update, then let the normaliser see the new observations."""
         self.learner.set_progress(min(1.0, self.collector.global_step / self.config.run.total_timesteps))
         times = [time.perf_counter()]
+        torch.set_num_threads(self.threads.act)
         rollout = self.collector.collect()
+        torch.set_num_threads(self.threads.learn)
         times.append(time.perf_counter())
         batch = self.learner.prepare(rollout)
         times.append(time.perf_counter())
@@ -290,7 +297,7 @@ class Trainer:
         learner = "compiled" if self.learner.compiled else "eager"
         self.console.print(
             f"{self.config.env.env} on {self.env.num_envs} envs ({type(self.env).__name__}), "
-            f"{parameters:,} parameters, {self.device}, {torch.get_num_threads()} torch thread(s), {learner} learner, "
+            f"{parameters:,} parameters, {self.device}, {self.threads.learn} torch thread(s), {learner} learner, "
             f"run {self.run_dir}",
             highlight=False,
         )
