@@ -22,7 +22,7 @@ lint: setup
 	$(VENV)/bin/mypy
 
 test: lint
-	$(VENV)/bin/pytest $(ARGS)
+	$(VENV)/bin/pytest -n auto --maxprocesses 4 $(ARGS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,8 +1,8 @@
 """The learner: from a rollout to better weights. The only place that takes an optimizer step.
 
 The whole minibatch step (gather, forward, loss, gradient, clipping, Adam) is one function of tensors on one flat
-parameter vector. On the CPU a whole epoch of such steps compiles into native code with the loop inside. Metrics stay
-on the device until the update is over.
+parameter vector. On the CPU a whole epoch of such steps compiles into native code with the loop inside; on a GPU the
+compiled step is captured as a CUDA graph. Metrics stay on the device until the update is over.
 """
 
 import logging
@@ -15,6 +15,7 @@ from torch import Generator, Tensor
 from torch.func import functional_call, grad_and_value
 
 from proxima.algo.adam import AdamState, adam_step, clip_by_norm, scaled_adam_step
+from proxima.algo.cuda_graph import GraphedEpoch
 from proxima.algo.flat import FlatParameters
 from proxima.algo.gae import gae, next_values
 from proxima.algo.losses import LossTerms, explained_variance, ppo_loss
@@ -32,10 +33,11 @@ STEP_METRICS = (*LossTerms._fields, "gradient_norm")
 EpochFunction = Callable[[AdamState, Tensor, dict[str, Tensor], list[Tensor], Tensor], tuple[AdamState, Tensor]]
 _AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _FIRST_SCALE = 2.0**16  # of an fp16 loss
-# Compilation takes some tens of seconds and saves about a millisecond a minibatch.
-_COMPILE_PAYS_AFTER = 50_000
-# Elements of an observation that are evaluated at a time outside the update.
-_CHUNK_ELEMENTS = 2**22
+# Compilation takes ten to twenty seconds and saves a millisecond a minibatch, on a GPU several.
+_COMPILE_PAYS_AFTER = 20_000
+# What is evaluated at a time outside the update: so many elements of observations, and on the CPU, whose caches are
+# small, so many rows.
+_CHUNK_ELEMENTS, _CHUNK_ROWS = 2**22, 4096
 
 
 @dataclass
@@ -118,6 +120,8 @@ class Learner:
         size = len(next(iter(obs.values())))
         per_row = sum(x[0].numel() for x in obs.values())
         chunk = max(1, _CHUNK_ELEMENTS // per_row)
+        if self.device.type == "cpu":
+            chunk = min(chunk, _CHUNK_ROWS)
         return (slice(start, start + chunk) for start in range(0, size, chunk))
 
     # Update ----------------------------------------------------------------------------------------------------------
@@ -299,8 +303,8 @@ class Learner:
         if self.device.type == "cpu":
             return torch.compile(self._native_epoch, fullgraph=True, dynamic=False, options={"cpp_wrapper": True})
         # A native loop would ask the device at every step whether to go on.
-        self._step = torch.compile(self._step, fullgraph=True, dynamic=False)  # type: ignore[method-assign]
-        return self._epoch
+        step = torch.compile(self._step, fullgraph=True, dynamic=False)
+        return GraphedEpoch(step, num_metrics=len(STEP_METRICS))
 
     # State -----------------------------------------------------------------------------------------------------------
 

@@ -4,15 +4,13 @@ import hashlib
 import logging
 import os
 import platform
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch.func import functional_call
-from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from proxima.algo.flat import FlatParameters
 from proxima.nets.actor_critic import ActorCritic
@@ -27,9 +25,9 @@ Record = Callable[[Rows, Tensor, Rows, Tensor], Tensor]
 class Actor(nn.Module):
     """Acts, and stores in the rollout what was seen and done."""
 
-    def __init__(self, policy: ActorCritic):
+    def __init__(self, policy: ActorCritic, env_device: torch.device):
         super().__init__()
-        self.policy = policy
+        self.policy, self.env_device = policy, env_device
         self.keys = list(policy.spec.obs)
 
     def forward(self, seen: Rows, noise: Tensor, obs: Rows, action: Tensor) -> Tensor:
@@ -38,7 +36,7 @@ class Actor(nn.Module):
             stored.copy_(x)
         raw, env_action = self.policy.act(dict(zip(self.keys, obs, strict=True)), noise)
         action.copy_(raw)
-        return env_action
+        return env_action.to(self.env_device)
 
 
 def compile_actor(actor: Actor, flat: FlatParameters, seen: Rows, noise: Tensor, obs: Rows, action: Tensor) -> Record:
@@ -47,44 +45,50 @@ def compile_actor(actor: Actor, flat: FlatParameters, seen: Rows, noise: Tensor,
     Compiled ahead of time: at this size `torch.compile` spends more on the way to the code than in it.
     """
     trained, keys = flat.views(flat.vector), len(obs)
-    state = {f"policy.{name}": x for name, x in actor.policy.named_buffers()}
-    state |= {f"policy.{name}": p.detach() for name, p in actor.policy.named_parameters() if name not in trained}
-    inputs = [flat.vector, *state.values(), *seen, noise, *obs, action]
+    state = {name: p.detach() for name, p in actor.policy.named_parameters() if name not in trained}
+    state |= {name: x for name, x in actor.policy.named_buffers() if not name.startswith("normalizer.moments")}
+    weights = [flat.vector, *state.values()]
 
     def record(vector: Tensor, *rest: Tensor) -> Tensor:
-        tensors = {f"policy.{name}": x for name, x in flat.views(vector).items()}
-        tensors |= dict(zip(state, rest, strict=False))
+        tensors = flat.views(vector) | dict(zip(state, rest, strict=False))
         rows = rest[len(state) :]
-        return functional_call(
-            actor, tensors, (rows[:keys], rows[keys], rows[keys + 1 : -1], rows[-1]), tie_weights=False
-        )
+        arguments = (rows[:keys], rows[keys], rows[keys + 1 : -1], rows[-1])
+        named = {f"policy.{name}": x for name, x in tensors.items()}
+        return functional_call(actor, named, arguments, tie_weights=False)
 
-    graph = make_fx(record)(*(x.clone() for x in inputs))
-    used = []
-    for place, x in zip(graph.graph.find_nodes(op="placeholder"), inputs, strict=True):
-        if place.users:
-            used.append(x)
-        else:  # what the normaliser counts with
-            graph.graph.erase_node(place)
-    graph.recompile()
-    run = _load(graph, used)
-    weights = used[: len(used) - 2 * keys - 2]
+    run = _compile(_Function(record), [*weights, *seen, noise, *obs, action])
     return lambda seen, noise, obs, action: run([*weights, *seen, noise, *obs, action])[0]
 
 
-def _load(graph: GraphModule, inputs: list[Tensor]) -> Callable[[list[Tensor]], list[Tensor]]:
-    """The compiled graph, from the compiler's cache folder if the same was compiled before."""
+class _Function(nn.Module):
+    """What the exporter takes for a module, though it has nothing of its own."""
+
+    def __init__(self, function: Callable[..., Tensor]):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.function(*inputs)
+
+
+def _compile(module: nn.Module, inputs: list[Tensor]) -> Callable[[list[Tensor]], list[Tensor]]:
+    """The module in native code, from the compiler's cache folder if the same was compiled before."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # a second to import, which a run without it saves
+
+    with warnings.catch_warnings():  # the exporter's own
+        warnings.simplefilter("ignore")
+        program = torch.export.export(module, tuple(x.clone() for x in inputs))
     shapes = [(x.shape, x.stride(), x.dtype) for x in inputs]
     machine = platform.platform(), torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()
-    key = hashlib.sha256(repr((graph.code, shapes, machine)).encode()).hexdigest()[:32]
+    key = hashlib.sha256(repr((program.graph_module.code, shapes, machine)).encode()).hexdigest()[:32]
     package = Path(cache_dir()) / "proxima" / f"{key}.pt2"
     if not package.exists():
         package.parent.mkdir(parents=True, exist_ok=True)
-        program = torch.export.export(graph, tuple(inputs))
-        made = torch._inductor.aoti_compile_and_package(
-            program, package_path=str(package.with_suffix(f".{os.getpid()}.pt2"))
-        )
-        Path(made).replace(package)
+        part = package.with_suffix(f".{os.getpid()}.pt2")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch._inductor.aoti_compile_and_package(program, package_path=str(part))
+        part.replace(package)
     return torch._inductor.aoti_load_package(str(package)).loader.boxed_run
 
 

@@ -65,7 +65,7 @@ class Collector:
         self.generator = Generator(device).manual_seed(seed)
         self.episodes = EpisodeStatistics()
         self.global_step = 0
-        self._actor, self._flat = Actor(policy), flat
+        self._actor, self._flat = Actor(policy, env.device), flat
         self._record: Record | None = None
         self._now = env.reset(env_seed)
         """What the policy acts on next, in the env's own dtypes."""
@@ -93,9 +93,9 @@ class Collector:
         self._noise.normal_(generator=self.generator)
         try:
             for t, (noise, action, reward, obs) in enumerate(self._rows):
-                seen = tuple(self._now[key] for key in keys)
+                seen = tuple([self._now[key] for key in keys])
                 record = self._record or self._make_record(seen, noise, obs, action)
-                step = self.env.step(record(seen, noise, obs, action).to(self.env.device))
+                step = self.env.step(record(seen, noise, obs, action))
                 self._now = step.obs
                 reward.copy_(step.reward)
                 if step.duration is not None:

@@ -198,9 +198,14 @@ def test_state_dict_restores_the_optimizer_and_the_generator() -> None:
     assert torch.equal(one.state.param, two.state.param)
 
 
-def test_compiled_agrees_with_eager() -> None:
-    eager, rollout, _ = make()
-    compiled, same, _ = make(compile="on")
+COMPILED = KINDS | {"images and more": (ActionSpec("discrete", (4,)), {"obs": IMAGE})}
+
+
+@pytest.mark.parametrize("kind", COMPILED)
+def test_compiled_agrees_with_eager(kind: str) -> None:
+    action, options = COMPILED[kind]
+    eager, rollout, _ = make(action, update_epochs=1, **options)
+    compiled, same, _ = make(action, update_epochs=1, compile="on", **options)
     one = eager.update(eager.prepare(rollout), rollout)
     two = compiled.update(compiled.prepare(same), same)
     assert compiled.compiled, "the compiler did not work"

@@ -41,6 +41,7 @@ METADATA = {"config": {}, "spec": {}, "iteration": 0, "global_step": 0, "lineage
 CASES: dict[str, dict[str, Any]] = {
     "batch": {"env": "Hopper-v5"},
     "batch, contact forces": {"env": "Ant-v5"},
+    "compiled": {"env": "Hopper-v5", "compile": "on"},
     "sync": {"env": "Hopper-v5", "vec_env_mode": "sync"},
     "async": {"env": "HalfCheetah-v5", "vec_env_mode": "async"},
     "replayed": {"env": "LunarLander-v3"},
