@@ -69,7 +69,8 @@ env = gymnasium.make(env_id).unwrapped
 batch = Batch(env.model, envs, 0)
 low, high = env.action_space.low, env.action_space.high
 rng, ctrl = np.random.default_rng(0), batch.bind("ctrl")
-controls = rng.uniform(low, high, (64, envs, len(low)))
+# As an untrained policy acts: standard normal, scaled to the bounds and clipped to them.
+controls = np.clip(rng.standard_normal((64, envs, len(low))), -1, 1) * (high - low) / 2 + (high + low) / 2
 def run(seconds):
     steps, start = 0, time.perf_counter()
     while time.perf_counter() - start < seconds:
