@@ -1,6 +1,7 @@
 """The commands: parse, call one function, print. No logic."""
 
 import argparse
+import json
 import logging
 import os
 import shutil
@@ -96,7 +97,10 @@ def _parser() -> Parser:
     evaluate.add_argument("--env", help="another env id than the policy was trained on")
     evaluate.add_argument("--episodes", type=int, default=20)
     evaluate.add_argument("--seed", type=int, default=0)
-    evaluate.add_argument("--stochastic", action="store_true", help="sample actions instead of taking the mode")
+    how = evaluate.add_mutually_exclusive_group()
+    how.add_argument("--deterministic", action="store_true", help="take the likeliest action (the default)")
+    how.add_argument("--stochastic", action="store_true", help="sample actions")
+    evaluate.add_argument("--json", action="store_true", help="print the numbers as JSON")
     evaluate.set_defaults(function=_evaluate)
 
     envs = commands.add_parser("envs", help="list what can be trained, and by which back end", allow_abbrev=False)
@@ -193,7 +197,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         deterministic=not arguments.stochastic,
     )
-    print(evaluation.text())
+    print(json.dumps(evaluation.to_dict()) if arguments.json else evaluation.text())
     return 0
 
 

@@ -88,5 +88,9 @@ class RewardNormalizer(nn.Module):
         returns = linear_recurrence(reward64, carry, self.running)
         self.running.copy_(returns[-1] * keep[-1])
         self.moments.update(returns)
-        scaled = reward64 * (self.moments.var + 1e-8).rsqrt()
-        return scaled.clamp(-self.clip, self.clip).to(reward.dtype)
+        return (reward64 / self.scale).clamp(-self.clip, self.clip).to(reward.dtype)
+
+    @property
+    def scale(self) -> Tensor:
+        """[], what rewards are divided by."""
+        return (self.moments.var + 1e-8).sqrt()

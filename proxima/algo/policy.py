@@ -12,6 +12,8 @@ class Policy(nn.Module, ABC):
     """A module that maps normalised observations to an action distribution and a value, with its own normaliser."""
 
     normalizer: ObsNormalizer
+    return_scale: Tensor
+    """[], rewards were divided by it: times this, a value is in units of the env's own reward."""
 
     @abstractmethod
     def forward(self, obs: dict[str, Tensor]) -> tuple[Distribution, Tensor]:

@@ -76,6 +76,7 @@ class Learner:
         reward, discount = rollout.reward, rollout.discount(self.config.ppo.gamma)
         if self.config.normalize.normalize_reward:
             reward = self.reward_normalizer(reward, ended=rollout.ended, discount=discount)
+            self.policy.return_scale.copy_(self.reward_normalizer.scale)
         obs = self.policy.normalizer(rollout.flat_obs())
         action = rollout.action.flatten(0, 1)
         with self._autocast():  # as in the update, or the first ratio would not be 1

@@ -23,6 +23,7 @@ class Episodes:
 
     return_: Tensor  # [N] float64
     length: Tensor  # [N] int64, in env steps
+    success: Tensor | None = None  # [N] float64: 1 or 0 as the env reports it, NaN where it does not
 
 
 @dataclass(slots=True)

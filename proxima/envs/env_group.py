@@ -135,6 +135,12 @@ def restart_seed(base_seed: int, env_index: int, restarts: int) -> int:
     return int(np.random.SeedSequence((base_seed, env_index, restarts)).generate_state(1)[0])
 
 
+def reported_success(info: Mapping[str, Any]) -> float:
+    """1 or 0 as the env says at the end of an episode, under either of the usual names; NaN where it does not."""
+    value = info.get("is_success", info.get("success"))
+    return float(bool(value)) if isinstance(value, (bool, int, float, np.generic)) else np.nan
+
+
 class EnvGroup:
     """Envs `start` to `stop` of a vector env, stepped one after another, results written into buffers.
 
@@ -186,7 +192,7 @@ class EnvGroup:
             try:
                 action = self._action(row)
                 self._snapshots[row].before_step(action)
-                obs, reward, terminated, truncated, _ = env.step(action)
+                obs, reward, terminated, truncated, info = env.step(action)
                 ended = terminated or truncated
                 write(obs, buffers.final_obs if ended else arrays, row)
                 buffers.reward[row] = reward
@@ -198,6 +204,7 @@ class EnvGroup:
                 continue
             buffers.failures[row] = 0
             if ended:
+                buffers.success[row] = reported_success(info)
                 try:
                     self._snapshots[row].before_reset(None)
                     obs, _ = env.reset()
@@ -240,6 +247,7 @@ class EnvGroup:
         for final, last in zip(buffers.final_obs, buffers.obs[1 - bank], strict=True):
             final[row] = last[row]
         buffers.reward[row] = 0.0
+        buffers.success[row] = np.nan
         buffers.terminated[row] = False
         buffers.truncated[row] = True
 

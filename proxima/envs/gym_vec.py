@@ -65,7 +65,9 @@ class GymVecEnv(VecEnv):
         self._reward_view = torch.from_numpy(buffers.reward)
         self._terminated_view = torch.from_numpy(buffers.terminated)
         self._truncated_view = torch.from_numpy(buffers.truncated)
-        self._episodes = Episodes(torch.from_numpy(self._return), torch.from_numpy(self._length))
+        self._episodes = Episodes(
+            torch.from_numpy(self._return), torch.from_numpy(self._length), torch.from_numpy(buffers.success)
+        )
 
     def reset(self, seed: int | None = None) -> Obs:
         """Start a new episode in every env. Env i is seeded with `seed + i`; with None the generators go on."""

@@ -160,6 +160,7 @@ class Buffers:
     truncated: np.ndarray  # [N] bool
     restarts: np.ndarray  # [N] int64: how often the env has been replaced since its last seeded reset
     failures: np.ndarray  # [N] int64: failures in a row, without one good step between
+    success: np.ndarray  # [N] float64: of the episode that just ended, as the env reports it, or NaN
 
     def rows(self, start: int, stop: int) -> "Buffers":
         """The same arrays, seen from env `start` to `stop`."""
@@ -170,14 +171,15 @@ class Buffers:
         return Buffers(
             (cut(self.obs[0]), cut(self.obs[1])),
             cut(self.final_obs),
-            *cut([self.action, self.reward, self.terminated, self.truncated, self.restarts, self.failures]),
+            *cut([self.action, self.reward, self.terminated, self.truncated]),
+            *cut([self.restarts, self.failures, self.success]),
         )
 
 
 def _array_specs(layout: Layout, num_envs: int) -> list[tuple[tuple[int, ...], np.dtype]]:
     boxes = [leaf.box for leaf in layout.observation.leaves]
     one_bank = [((num_envs, *box.shape), np.dtype(box.dtype)) for box in boxes]
-    rest = [((num_envs,), np.dtype(kind)) for kind in (np.float64, np.bool_, np.bool_, np.int64, np.int64)]
+    rest = [((num_envs,), np.dtype(kind)) for kind in (np.float64, np.bool_, np.bool_, np.int64, np.int64, np.float64)]
     return [*one_bank * 3, ((num_envs, *layout.action.shape), layout.action.dtype), *rest]
 
 

@@ -1,44 +1,126 @@
 """Whole episodes of a trained policy, in parallel."""
 
-import statistics
-from dataclasses import dataclass
+import time
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
 from proxima import checkpoint
 from proxima.config import config_from_dict
 from proxima.data.rollout import as_stored
+from proxima.envs.base import Step, VecEnv
 from proxima.envs.make import make_env
 from proxima.errors import UsageError
 from proxima.evaluate.policy import load_policy
+from proxima.evaluate.statistics import Summary
+from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.spec import Spec
+
+# Each env of a vector env runs as many episodes as the others; so many envs at most.
+MOST_ENVS = 64
+
+
+@dataclass
+class Trace:
+    """What happened in an episode, one row a step."""
+
+    obs: dict[str, np.ndarray]  # [L, ...], as the policy takes them
+    action: np.ndarray  # [L, A] or [L], in the env's units
+    reward: np.ndarray  # [L]
+    value: np.ndarray  # [L], what the critic expected, in units of the reward
+    entropy: np.ndarray  # [L], of the policy, in nats
+    final_value: float
+    """The critic's for the observation after the last step; counts only if the episode was truncated."""
+
+
+@dataclass
+class Episode:
+    """One finished episode."""
+
+    return_: float
+    length: int
+    terminated: bool
+    """Ended by the task itself, and not by a time limit."""
+    success: bool | None
+    """As the env reports it; None where it does not."""
+    trace: Trace | None = None
 
 
 @dataclass
 class Evaluation:
-    """Returns and lengths of the evaluated episodes."""
+    """The evaluated episodes and what they come to."""
 
     env: str
-    returns: list[float]
-    lengths: list[int]
+    checkpoint: str
+    episodes: list[Episode]
+    seconds: float
+    deterministic: bool
+    seed: int
+    returns: Summary = field(init=False)
+    lengths: Summary = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.returns = Summary.of([episode.return_ for episode in self.episodes])
+        self.lengths = Summary.of([episode.length for episode in self.episodes])
+
+    @property
+    def success_rate(self) -> float | None:
+        """Share of the episodes that the env calls a success; None where it says nothing."""
+        known = [episode.success for episode in self.episodes if episode.success is not None]
+        return sum(known) / len(known) if known else None
+
+    @property
+    def steps_per_second(self) -> float:
+        """Env steps a second, those of the evaluated episodes only."""
+        return sum(episode.length for episode in self.episodes) / self.seconds
 
     def text(self) -> str:
-        """One line for people."""
-        mean, std = statistics.fmean(self.returns), statistics.pstdev(self.returns)
-        return (
-            f"{self.env}: return {mean:,.1f} ± {std:,.1f} over {len(self.returns)} episodes "
-            f"(min {min(self.returns):,.1f}, max {max(self.returns):,.1f}), "
-            f"length {statistics.fmean(self.lengths):,.1f}"
-        )
+        """A small table for people."""
+        lines = [
+            f"{self.env}, {len(self.episodes)} episodes, {'deterministic' if self.deterministic else 'stochastic'}, "
+            f"seed {self.seed}, {self.steps_per_second:,.0f} steps/s",
+            f"{'':<8}{'mean':>10}{'std':>10}{'median':>10}{'IQM':>10}{'95% interval':>22}{'min':>10}{'max':>10}",
+        ]
+        for name, s in (("return", self.returns), ("length", self.lengths)):
+            interval = f"{s.iqm_low:,.1f} to {s.iqm_high:,.1f}"
+            lines.append(
+                f"{name:<8}{s.mean:>10,.1f}{s.std:>10,.1f}{s.median:>10,.1f}{s.iqm:>10,.1f}{interval:>22}"
+                f"{s.min:>10,.1f}{s.max:>10,.1f}"
+            )
+        if self.success_rate is not None:
+            lines.append(f"success {self.success_rate:.1%}")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same for programs."""
+        return {
+            "env": self.env,
+            "checkpoint": self.checkpoint,
+            "deterministic": self.deterministic,
+            "seed": self.seed,
+            "return": asdict(self.returns),
+            "length": asdict(self.lengths),
+            "success_rate": self.success_rate,
+            "steps_per_second": self.steps_per_second,
+            "returns": [episode.return_ for episode in self.episodes],
+            "lengths": [episode.length for episode in self.episodes],
+        }
 
 
-@torch.no_grad()
 def evaluate(
-    path: str | Path, *, env: str | None = None, episodes: int = 20, seed: int = 0, deterministic: bool = True
+    path: str | Path,
+    *,
+    env: str | None = None,
+    episodes: int = 20,
+    seed: int = 0,
+    deterministic: bool = True,
+    trace: bool = False,
 ) -> Evaluation:
-    """Run `episodes` episodes of a checkpoint's policy: the first of each env, so that short ones are not favoured."""
+    """Run `episodes` episodes of a checkpoint's policy; with `trace`, keep every step of them."""
     for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):
         if value < least:
             raise UsageError(f"{name} is {value}, but it must be >= {least}.")
@@ -47,7 +129,7 @@ def evaluate(
     policy = load_policy(folder).policy
     world = make_env(
         env or options.env,
-        num_envs=episodes,
+        num_envs=min(episodes, MOST_ENVS),
         env_kwargs=options.env_kwargs if env in (None, options.env) else None,
         max_episode_steps=options.max_episode_steps,
     )
@@ -55,16 +137,71 @@ def evaluate(
         found = Spec.from_spaces(world.observation_space, world.action_space)
         if found != policy.spec:
             raise UsageError(f"{env} does not fit the policy: the env has {found}, the policy {policy.spec}.")
-        generator = Generator().manual_seed(seed)
-        obs, running = world.reset(seed), torch.ones(episodes, dtype=torch.bool)
-        returns, lengths = [0.0] * episodes, [0] * episodes
-        while running.any():
-            noise = None if deterministic else torch.randn(episodes, policy.noise_size, generator=generator)
-            step = world.step(policy.act(as_stored(obs), noise)[1])
-            for i in (step.ended & running).nonzero().flatten().tolist():
-                returns[i], lengths[i] = float(step.episodes.return_[i]), int(step.episodes.length[i])
-                running[i] = False
-            obs = step.obs
+        start = time.perf_counter()
+        done = run_episodes(policy, world, episodes=episodes, seed=seed, deterministic=deterministic, trace=trace)
+        seconds = time.perf_counter() - start
     finally:
         world.close()
-    return Evaluation(env or options.env, returns, lengths)
+    return Evaluation(env or options.env, str(folder), done, seconds, deterministic, seed)
+
+
+@torch.no_grad()
+def run_episodes(
+    policy: ActorCritic, env: VecEnv, *, episodes: int, seed: int, deterministic: bool, trace: bool = False
+) -> list[Episode]:
+    """The first `episodes` episodes, the same number in each env give or take one: short ones are not favoured."""
+    wanted = [len(range(i, episodes, env.num_envs)) for i in range(env.num_envs)]
+    finished: list[list[Episode]] = [[] for _ in wanted]
+    steps: list[list[dict[str, Any]]] = [[] for _ in wanted]
+    generator = Generator().manual_seed(seed)
+    obs = as_stored(env.reset(seed))
+    while any(len(mine) < count for mine, count in zip(finished, wanted, strict=True)):
+        noise = None if deterministic else torch.randn(env.num_envs, policy.noise_size, generator=generator)
+        _, action = policy.act(obs, noise)
+        step = env.step(action)
+        if trace:
+            _keep(steps, policy, obs, action, step)
+        for i in step.ended.nonzero().flatten().tolist():
+            if len(finished[i]) < wanted[i]:
+                finished[i].append(_episode(i, step, policy, steps[i]))
+            steps[i] = []
+        obs = as_stored(step.obs)
+    # In the order in which a single env after another would have started them.
+    return [finished[n % env.num_envs][n // env.num_envs] for n in range(episodes)]
+
+
+def _keep(
+    steps: list[list[dict[str, Any]]], policy: ActorCritic, obs: dict[str, Tensor], action: Tensor, step: Step
+) -> None:
+    distribution, value = policy(policy.normalizer(obs))
+    columns = {
+        "action": action.numpy(),
+        "reward": step.reward.numpy(),
+        "value": (value * policy.return_scale).numpy(),
+        "entropy": distribution.entropy().numpy(),
+    }
+    for i, mine in enumerate(steps):
+        row: dict[str, Any] = {name: column[i].copy() for name, column in columns.items()}
+        mine.append(row | {"obs": {key: x[i].numpy().copy() for key, x in obs.items()}})
+
+
+def _episode(i: int, step: Step, policy: ActorCritic, steps: list[dict[str, Any]]) -> Episode:
+    success = None
+    if step.episodes.success is not None and not bool(step.episodes.success[i].isnan()):
+        success = bool(step.episodes.success[i])
+    trace = None
+    if steps:
+        assert step.final_obs is not None
+        last = as_stored({key: x[i : i + 1] for key, x in step.final_obs.items()})
+        trace = Trace(
+            obs={key: np.stack([row["obs"][key] for row in steps]) for key in steps[0]["obs"]},
+            **{name: np.stack([row[name] for row in steps]) for name in ("action", "reward", "value", "entropy")},
+            final_value=float(policy.value(last) * policy.return_scale),
+        )
+    return Episode(
+        return_=float(step.episodes.return_[i]),
+        length=int(step.episodes.length[i]),
+        terminated=bool(step.terminated[i]),
+        success=success,
+        trace=trace,
+    )

@@ -139,6 +139,7 @@ class ActorCritic(Policy):
     def __init__(self, spec: Spec, options: PolicyOptions, normalize: NormalizeOptions):
         super().__init__()
         self.spec = spec
+        self.register_buffer("return_scale", torch.ones(()))
         images = {key for key, o in spec.obs.items() if is_image(o.shape)}
         normalized = {key: o.shape for key, o in spec.obs.items() if key not in images and normalize.normalize_obs}
         self.normalizer = ObsNormalizer(normalized, clip=normalize.clip_obs)

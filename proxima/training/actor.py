@@ -17,6 +17,8 @@ from proxima.nets.actor_critic import ActorCritic
 
 log = logging.getLogger("proxima")
 
+_NOT_FOR_ACTING = ("normalizer.moments", "return_scale")
+
 Rows = tuple[Tensor, ...]
 Record = Callable[[Rows, Tensor, Rows, Tensor], Tensor]
 """Observations as the env gave them, noise, and where observations and actions are stored; gives the env's actions."""
@@ -46,7 +48,7 @@ def compile_actor(actor: Actor, flat: FlatParameters, seen: Rows, noise: Tensor,
     """
     trained, keys = flat.views(flat.vector), len(obs)
     state = {name: p.detach() for name, p in actor.policy.named_parameters() if name not in trained}
-    state |= {name: x for name, x in actor.policy.named_buffers() if not name.startswith("normalizer.moments")}
+    state |= {name: x for name, x in actor.policy.named_buffers() if not name.startswith(_NOT_FOR_ACTING)}
     weights = [flat.vector, *state.values()]
 
     def record(vector: Tensor, *rest: Tensor) -> Tensor:

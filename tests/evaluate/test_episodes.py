@@ -1,0 +1,110 @@
+"""Evaluated episodes against the env stepped by hand."""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from proxima import load_policy, train
+from proxima.config import load_config
+from proxima.envs.make import make_env
+from proxima.errors import UsageError
+from proxima.evaluate.episodes import evaluate, run_episodes
+from proxima.nets.actor_critic import ActorCritic
+from proxima.nets.spec import Spec
+from proxima.training.trainer import TrainResult
+
+SMALL = {"num_envs": 2, "num_steps": 64, "minibatch_size": 64, "update_epochs": 1, "total_timesteps": 256}
+QUIET = {"compile": "off", "tensorboard": False, "progress": False}
+
+
+def short_run(env: str, **options: Any) -> TrainResult:
+    return train(env=env, **(SMALL | QUIET | options))
+
+
+class Chance(gym.Env):
+    """Lasts as many steps as its generator says, and succeeds if that is an even number."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple:
+        super().reset(seed=seed)
+        self.left = self.length = int(self.np_random.integers(1, 9))
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple:
+        self.left -= 1
+        info = {"is_success": self.length % 2 == 0} if self.left == 0 else {}
+        return np.zeros(2, np.float32), 1.0, self.left == 0, False, info
+
+
+@pytest.fixture(autouse=True)
+def register() -> None:
+    gym.register("Chance-v0", Chance)
+
+
+def test_deterministic_episodes_equal_the_env_stepped_by_hand() -> None:
+    result = short_run("Hopper-v5")
+    found = evaluate(result.run_dir, episodes=3, seed=5)
+    policy = load_policy(result.run_dir)
+    for i, episode in enumerate(found.episodes):
+        env = gym.make("Hopper-v5")
+        obs, _ = env.reset(seed=5 + i)
+        total, length, over = 0.0, 0, False
+        while not over:
+            obs, reward, terminated, truncated, _ = env.step(policy.act(obs))
+            total, length, over = total + float(reward), length + 1, terminated or truncated
+        assert (episode.return_, episode.length) == (pytest.approx(total, rel=1e-4), length)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_every_env_runs_as_many_episodes_and_success_is_reported(mode: str) -> None:
+    env = make_env("Chance-v0", num_envs=4, mode=mode)
+    options = load_config(None, {})
+    policy = ActorCritic(Spec.from_spaces(env.observation_space, env.action_space), options.policy, options.normalize)
+    episodes = run_episodes(policy, env, episodes=10, seed=3, deterministic=False)
+    env.close()
+    expected: list[int] = []
+    single = [gym.make("Chance-v0").unwrapped for _ in range(4)]
+    for n in range(10):
+        single[n % 4].reset(seed=3 + n % 4 if n < 4 else None)
+        expected.append(single[n % 4].length)
+    assert [episode.length for episode in episodes] == expected
+    assert [episode.success for episode in episodes] == [length % 2 == 0 for length in expected]
+    assert all(episode.terminated for episode in episodes)
+
+
+def test_a_trace_holds_every_step_in_the_units_of_the_reward() -> None:
+    result = short_run("InvertedPendulum-v5", normalize_reward=True)
+    found = evaluate(result.run_dir, episodes=2, trace=True, deterministic=False)
+    policy = load_policy(result.run_dir).policy
+    assert float(policy.return_scale) != 1.0
+    for episode in found.episodes:
+        trace = episode.trace
+        assert len(trace.reward) == len(trace.value) == len(trace.action) == len(trace.entropy) == episode.length
+        assert trace.reward.sum() == pytest.approx(episode.return_)
+        value = policy.value({"obs": torch.tensor(trace.obs["obs"])}) * policy.return_scale
+        np.testing.assert_allclose(trace.value, value.detach().numpy(), rtol=1e-4)
+
+
+def test_the_same_seed_gives_the_same_episodes_and_stochastic_ones_differ() -> None:
+    result = short_run("CartPole-v1")
+    one, two, other = (evaluate(result.run_dir, episodes=4, seed=s, deterministic=False) for s in (1, 1, 2))
+    assert one.to_dict()["lengths"] == two.to_dict()["lengths"] != other.to_dict()["lengths"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"episodes": 0}, "episodes is 0, but it must be >= 1"),
+        ({"seed": -1}, "seed is -1, but it must be >= 0"),
+        ({"env": "Acrobot-v1"}, r"Acrobot-v1 does not fit the policy.*\(6,\).*\(4,\)"),
+    ],
+)
+def test_bad_input_is_named(options: dict[str, Any], message: str) -> None:
+    result = short_run("CartPole-v1")
+    with pytest.raises(UsageError, match=message):
+        evaluate(result.run_dir, **options)

@@ -1,0 +1,30 @@
+"""Summaries against hand computations."""
+
+import numpy as np
+import pytest
+
+from proxima.evaluate.statistics import Summary, interquartile_mean
+
+
+def test_interquartile_mean_is_the_mean_of_the_middle_half() -> None:
+    assert interquartile_mean(np.array([100.0, 1.0, 2.0, -50.0])) == pytest.approx(1.5)
+    # Of five values, the quartiles cut through the second and the fourth: a quarter of each is left out.
+    assert interquartile_mean(np.array([0.0, 1.0, 2.0, 4.0, 99.0])) == pytest.approx((0.75 * 1 + 2 + 0.75 * 4) / 2.5)
+    assert interquartile_mean(np.array([7.0])) == pytest.approx(7.0)
+
+
+def test_a_summary_of_known_numbers() -> None:
+    found = Summary.of([1.0, 2.0, 3.0, 10.0])
+    assert (found.mean, found.median, found.min, found.max) == (4.0, 2.5, 1.0, 10.0)
+    assert found.std == pytest.approx(np.std([1.0, 2.0, 3.0, 10.0]))
+    assert found.iqm_low <= found.iqm <= found.iqm_high
+    assert found == Summary.of([1.0, 2.0, 3.0, 10.0])
+
+
+def test_the_interval_covers_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(1)
+    covered = 0
+    for _ in range(200):
+        found = Summary.of(rng.normal(5.0, 2.0, 40))
+        covered += found.iqm_low <= 5.0 <= found.iqm_high
+    assert 0.90 <= covered / 200 <= 0.99
