@@ -22,7 +22,7 @@ from proxima.errors import UsageError
 from proxima.evaluate.policy import load_policy
 from proxima.nets.actor_critic import ActorCritic, Obs
 from proxima.nets.encoders import Tanh
-from proxima.nets.spec import ActionSpec, Spec
+from proxima.nets.spec import ActionSpec, ObsSpec, Spec
 
 SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt"}
 
@@ -49,12 +49,11 @@ def export(path: str | Path, *, format: str, out: str | Path | None = None) -> P
 def signature(path: str | Path) -> str:
     """The inputs and the output of what `export` makes of a checkpoint, one line each, for people."""
     spec = Spec.from_dict(checkpoint.read_metadata(checkpoint.find(path))["spec"])
-    rows = [("input", key, str(_input_dtype(spec, key)), o.shape) for key, o in spec.obs.items()]
+    rows = [("input", key, _input_dtype(o), o.shape) for key, o in spec.obs.items()]
     rows.append(("output", _output_name(spec), spec.action.dtype, spec.action.shape))
-    widths = [max(len(row[i]) for row in rows) for i in (1, 2)]
+    names, dtypes = (max(len(row[column]) for row in rows) for column in (1, 2))
     return "\n".join(
-        f"{way:<8}  {name:<{widths[0]}}  {dtype.removeprefix('torch.'):<{widths[1]}}  "
-        f"[{', '.join(map(str, ('batch', *shape)))}]"
+        f"{way:<8}  {name:<{names}}  {dtype:<{dtypes}}  [{', '.join(map(str, ('batch', *shape)))}]"
         for way, name, dtype, shape in rows
     )
 
@@ -100,7 +99,9 @@ class DeterministicPolicy(nn.Module):
 
     def example(self) -> Obs:
         """Two observations of zeros, to trace with; with one, the exporter would take the batch for a constant."""
-        return {key: torch.zeros((2, *o.shape), dtype=_input_dtype(self.spec, key)) for key, o in self.spec.obs.items()}
+        return {
+            key: torch.zeros((2, *o.shape), dtype=getattr(torch, _input_dtype(o))) for key, o in self.spec.obs.items()
+        }
 
 
 def _use_plain_tanh(module: nn.Module) -> None:
@@ -111,9 +112,9 @@ def _use_plain_tanh(module: nn.Module) -> None:
                 setattr(parent, name, nn.Tanh())
 
 
-def _input_dtype(spec: Spec, key: str) -> torch.dtype:
+def _input_dtype(obs: ObsSpec) -> str:
     """Bytes stay bytes, all else is float32: as `LoadedPolicy` has it."""
-    return torch.uint8 if spec.obs[key].dtype == "uint8" else torch.float32
+    return "uint8" if obs.dtype == "uint8" else "float32"
 
 
 def _output_name(spec: Spec) -> str:
