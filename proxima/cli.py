@@ -103,10 +103,21 @@ def _parser() -> Parser:
     evaluate.add_argument("--json", action="store_true", help="print the numbers as JSON")
     evaluate.set_defaults(function=_evaluate)
 
+    export = commands.add_parser(
+        "export",
+        help="write a trained policy to a file that runs without Proxima",
+        description="Write the deterministic policy, normaliser and action transform included, to one file.",
+        allow_abbrev=False,
+    )
+    export.add_argument("path", help="run folder or checkpoint folder")
+    export.add_argument("--format", choices=("onnx", "torchscript"), default="onnx", help="(default: onnx)")
+    export.add_argument("--out", metavar="FILE", help="the file to write (default: beside the checkpoint)")
+    export.set_defaults(function=_export)
+
     envs = commands.add_parser("envs", help="list what can be trained, and by which back end", allow_abbrev=False)
     envs.add_argument("filter", nargs="?", default="", help="show only ids that contain this")
     envs.set_defaults(function=_envs)
-    for command in (train, bench, resume, evaluate, envs):
+    for command in (train, bench, resume, evaluate, export, envs):
         command.set_defaults(flags=list(command._option_string_actions))
     return parser
 
@@ -198,6 +209,16 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         deterministic=not arguments.stochastic,
     )
     print(json.dumps(evaluation.to_dict()) if arguments.json else evaluation.text())
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from proxima import checkpoint
+    from proxima.evaluate.export import export, signature
+
+    folder = checkpoint.find(arguments.path)
+    print(f"exported  {export(folder, format=arguments.format, out=arguments.out)}")
+    print(signature(folder))
     return 0
 
 
