@@ -101,6 +101,11 @@ def _parser() -> Parser:
     how.add_argument("--deterministic", action="store_true", help="take the likeliest action (the default)")
     how.add_argument("--stochastic", action="store_true", help="sample actions")
     evaluate.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    evaluate.add_argument("--record", action="store_true", help="write an MP4 to the run's videos/; needs no display")
+    evaluate.add_argument("--render", action="store_true", help="show the policy in a window")
+    evaluate.add_argument(
+        "--video-length", type=int, metavar="STEPS", help="env steps to record or show (default: one episode)"
+    )
     evaluate.set_defaults(function=_evaluate)
 
     export = commands.add_parser(
@@ -200,14 +205,17 @@ def _run_training(config: str | None, resume_from: str | None, overrides: dict[s
 
 def _evaluate(arguments: argparse.Namespace) -> int:
     from proxima.evaluate.episodes import evaluate
+    from proxima.evaluate.video import record_checkpoint, watch_checkpoint
 
-    evaluation = evaluate(
-        arguments.path,
-        env=arguments.env,
-        episodes=arguments.episodes,
-        seed=arguments.seed,
-        deterministic=not arguments.stochastic,
-    )
+    chosen = {"env": arguments.env, "seed": arguments.seed, "deterministic": not arguments.stochastic}
+    if arguments.video_length is not None and not (arguments.record or arguments.render):
+        raise UsageError("--video-length is the length of a video: add --record or --render.")
+    if arguments.render:
+        watch_checkpoint(arguments.path, length=arguments.video_length, **chosen)
+    if arguments.record:
+        path = record_checkpoint(arguments.path, length=arguments.video_length, **chosen)
+        print(f"video {path}", file=sys.stderr if arguments.json else sys.stdout, flush=True)
+    evaluation = evaluate(arguments.path, episodes=arguments.episodes, **chosen)
     print(json.dumps(evaluation.to_dict()) if arguments.json else evaluation.text())
     return 0
 

@@ -1,0 +1,242 @@
+"""A policy to look at: one env drawn into an MP4 file, or in a window at its own pace."""
+
+import contextlib
+import functools
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from proxima import checkpoint
+from proxima.config import config_from_dict
+from proxima.envs.env_group import ENV_ERRORS, Recipe
+from proxima.envs.spaces import ObservationLayout, step_seconds
+from proxima.errors import UsageError
+from proxima.evaluate.headless import has_display, offscreen
+from proxima.evaluate.mp4 import Mp4Writer
+from proxima.evaluate.policy import load_policy
+
+Act = Callable[[dict[str, NDArray]], Any]
+"""From one observation, flat as policies see it (`{"obs": ...}` for a plain Box), to the env's own action."""
+
+LONGEST_EPISODE = 10_000
+"""Steps after which a video without a length ends, for envs that never do."""
+DEFAULT_FPS = 30.0
+
+
+def record(
+    act: Act,
+    env_id: str,
+    *,
+    path: str | Path,
+    env_kwargs: Mapping[str, Any] | None = None,
+    max_episode_steps: int | None = None,
+    seed: int = 0,
+    length: int | None = None,
+) -> Path:
+    """Draw one env under a policy into an MP4, without a display; the file is whole or not there.
+
+    Args:
+        act: Chooses the actions; `LoadedPolicy.act` is one.
+        env_id: A registered Gymnasium id, also as `module:EnvId`.
+        path: The file, ending in `.mp4`; its folder is made.
+        env_kwargs: Keywords of the env's constructor; MuJoCo tasks take `width` and `height` among them.
+        max_episode_steps: The time limit; None is the registered one.
+        seed: Of the first reset.
+        length: Env steps, over as many episodes as they take; None is one episode, of at most `LONGEST_EPISODE`
+            steps. There is one frame a step and one a reset.
+
+    Raises:
+        UsageError: the env cannot be drawn; one line says what is missing.
+
+    Example:
+        >>> policy = load_policy("runs/HalfCheetah-v5")  # doctest: +SKIP
+        >>> record(policy.act, "HalfCheetah-v5", path="cheetah.mp4", length=200)  # doctest: +SKIP
+    """
+    _check(seed=seed, length=length)
+    with contextlib.ExitStack() as stack:
+        env = stack.enter_context(_opened(env_id, "rgb_array", env_kwargs, max_episode_steps))
+        stack.enter_context(offscreen(mujoco=_is_mujoco(env)))
+        video = stack.enter_context(Mp4Writer(path, fps=frame_rate(env)))
+        for _ in _play(env, act, seed=seed, length=length):
+            video.write(_frame(env))
+    return Path(path)
+
+
+def watch(
+    act: Act,
+    env_id: str,
+    *,
+    env_kwargs: Mapping[str, Any] | None = None,
+    max_episode_steps: int | None = None,
+    seed: int = 0,
+    length: int | None = None,
+) -> None:
+    """Show one env under a policy in a window, as fast as it really is, until the end or until the window is closed.
+
+    The arguments are those of `record`.
+
+    Raises:
+        UsageError: there is no display, or the env cannot be drawn.
+    """
+    _check(seed=seed, length=length)
+    if not has_display():
+        raise UsageError(
+            "no display to open a window on (DISPLAY and WAYLAND_DISPLAY are unset): use --record for a video file, "
+            "log in with ssh -X, or start the command with xvfb-run."
+        )
+    with _opened(env_id, "human", env_kwargs, max_episode_steps) as env:
+        period, due = 1.0 / frame_rate(env), time.monotonic()
+        moments = _play(env, act, seed=seed, length=length)
+        with _explained(env, "no window can be opened"):
+            next(moments)  # a human-mode env draws itself in reset and step
+        for _ in moments:
+            due = max(due + period, time.monotonic() - period)  # a slow frame is not made up for by a rush
+            time.sleep(max(0.0, due - time.monotonic()))
+            if _window_closed(env):
+                return
+
+
+def record_checkpoint(
+    path: str | Path, *, env: str | None = None, seed: int = 0, deterministic: bool = True, length: int | None = None
+) -> Path:
+    """Record a checkpoint's policy into `videos/` of its run, and return the file."""
+    folder = checkpoint.find(path)
+    act, env_id, options = _cast(folder, env=env, seed=seed, deterministic=deterministic)
+    step = checkpoint.read_metadata(folder)["global_step"]
+    name = f"{re.sub(r'[^A-Za-z0-9._-]+', '-', env_id)}-step{step}-seed{seed}.mp4"
+    return record(act, env_id, path=folder.parent / "videos" / name, seed=seed, length=length, **options)
+
+
+def watch_checkpoint(
+    path: str | Path, *, env: str | None = None, seed: int = 0, deterministic: bool = True, length: int | None = None
+) -> None:
+    """Show a checkpoint's policy in a window."""
+    act, env_id, options = _cast(checkpoint.find(path), env=env, seed=seed, deterministic=deterministic)
+    watch(act, env_id, seed=seed, length=length, **options)
+
+
+def frame_rate(env: gym.Env) -> float:
+    """Frames a second at which the env's time runs true: what it declares, else one frame a step of its clock."""
+    declared = (env.metadata or {}).get("render_fps")
+    if isinstance(declared, (int, float)) and declared > 0:
+        return float(declared)
+    seconds = step_seconds(env)
+    return 1.0 / seconds if seconds else DEFAULT_FPS
+
+
+def _cast(folder: Path, *, env: str | None, seed: int, deterministic: bool) -> tuple[Act, str, dict[str, Any]]:
+    """Who acts in a checkpoint's video, and where: its policy, and the env of its config unless another is named."""
+    options = config_from_dict(checkpoint.read_metadata(folder)["config"], source=str(folder)).env
+    env_kwargs = options.env_kwargs if env in (None, options.env) else None
+    act = functools.partial(load_policy(folder, seed=seed).act, deterministic=deterministic)
+    return act, env or options.env, {"env_kwargs": env_kwargs, "max_episode_steps": options.max_episode_steps}
+
+
+def _check(*, seed: int, length: int | None) -> None:
+    if seed < 0:
+        raise UsageError(f"seed is {seed}, but it must be >= 0.")
+    if length is not None and length < 1:
+        raise UsageError(f"the video length is {length}, but it must be >= 1.")
+
+
+@contextlib.contextmanager
+def _opened(
+    env_id: str, mode: str, env_kwargs: Mapping[str, Any] | None, max_episode_steps: int | None
+) -> Iterator[gym.Env]:
+    recipe = Recipe.of(
+        env_id, env_kwargs={**(env_kwargs or {}), "render_mode": mode}, max_episode_steps=max_episode_steps
+    )
+    creator: Any = recipe.spec.entry_point
+    with contextlib.suppress(Exception):  # building it says better what is wrong with an entry point
+        creator = gym.envs.registration.load_env_creator(creator)
+    _check_modes(recipe.spec.id, getattr(creator, "metadata", None), mode)
+    env = recipe.build()
+    try:
+        _check_modes(recipe.spec.id, env.metadata, mode)
+        yield env
+    finally:
+        with contextlib.suppress(Exception):  # a picture that is done is not lost to a driver's way of closing
+            env.close()
+
+
+def _check_modes(env_id: str, metadata: Mapping[str, Any] | None, mode: str) -> None:
+    """Gymnasium makes a window of its own for an env that only gives arrays, but no array out of a window."""
+    if metadata is None:
+        return
+    modes = metadata.get("render_modes") or []
+    if mode not in modes and not (mode == "human" and "rgb_array" in modes):
+        has = f"it has only {', '.join(modes)}" if modes else "it has no render modes"
+        raise UsageError(f"env {env_id!r} cannot be drawn as {mode}: {has}.")
+
+
+def _is_mujoco(env: gym.Env) -> bool:
+    """Whether the env holds a MuJoCo model, so that `MUJOCO_GL` decides how it is drawn."""
+    return any(type(value).__module__.split(".")[0] == "mujoco" for value in vars(env.unwrapped).values())
+
+
+def _play(env: gym.Env, act: Act, *, seed: int, length: int | None) -> Iterator[None]:
+    """Act for `length` steps, or one episode; stops after every reset and every step, for a look."""
+    layout = ObservationLayout(env.observation_space)
+    obs, _ = env.reset(seed=seed)
+    yield
+    for step in range(1, (length or LONGEST_EPISODE) + 1):
+        action = act(_flat(layout, obs))
+        if np.shape(action) != env.action_space.shape:
+            raise UsageError(
+                f"the action has shape {np.shape(action)}, but env {_name(env)!r} takes {env.action_space}: "
+                "the policy does not fit it."
+            )
+        obs, _, terminated, truncated, _ = env.step(action)
+        yield
+        if terminated or truncated:
+            if length is None or step == length:
+                return
+            obs, _ = env.reset()
+            yield
+
+
+def _flat(layout: ObservationLayout, obs: Any) -> dict[str, NDArray]:
+    arrays = [np.zeros((1, *leaf.box.shape), leaf.box.dtype) for leaf in layout.leaves]
+    layout.write(obs, arrays, 0)
+    return {leaf.key: array[0] for leaf, array in zip(layout.leaves, arrays, strict=True)}
+
+
+def _frame(env: gym.Env) -> NDArray:
+    with _explained(env, "it cannot be drawn"):
+        return np.asarray(env.render())
+
+
+@contextlib.contextmanager
+def _explained(env: gym.Env, what: str) -> Iterator[None]:
+    """Turn whatever a drawing library raises into one line; Gymnasium's own name the package to install."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except ENV_ERRORS as error:
+        text = (str(error).strip() or repr(error)).splitlines()[0].rstrip(".")
+        raise UsageError(f"env {_name(env)!r}: {what}: {type(error).__name__}: {text}.") from error
+
+
+def _name(env: gym.Env) -> str:
+    return env.spec.id if env.spec else type(env.unwrapped).__name__
+
+
+def _window_closed(env: gym.Env) -> bool:
+    """Whether the user has closed the window, which Gymnasium itself does not look at."""
+    pygame: Any = sys.modules.get("pygame")
+    if pygame is not None and pygame.display.get_init():
+        return bool(pygame.event.peek(pygame.QUIT))
+    viewer: Any = getattr(getattr(env.unwrapped, "mujoco_renderer", None), "viewer", None)
+    if getattr(viewer, "window", None) is None:
+        return False
+    import glfw
+
+    return glfw.get_current_context() is None or bool(glfw.window_should_close(viewer.window))
