@@ -10,6 +10,7 @@ import functools
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 
 from proxima.errors import UsageError
@@ -30,6 +31,28 @@ os._exit(0)
 def has_display() -> bool:
     """Whether a window can be asked for; elsewhere than on Linux there is always a desktop."""
     return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def require_display() -> None:
+    """Refuse at once where no window can be opened: some libraries abort the process instead.
+
+    Raises:
+        UsageError: there is no display, or it does not answer.
+    """
+    ways = "use --record for a video file, log in with ssh -X, or start the command with xvfb-run."
+    if not has_display():
+        raise UsageError(f"no display to open a window on (DISPLAY and WAYLAND_DISPLAY are unset): {ways}")
+    if sys.platform != "linux":
+        return
+    import glfw
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        reachable = glfw.init()
+        glfw.terminate()
+    if not reachable:
+        name = os.environ.get("WAYLAND_DISPLAY") or os.environ.get("DISPLAY")
+        raise UsageError(f"no window can be opened on the display {name!r}, which does not answer: {ways}")
 
 
 @contextlib.contextmanager
@@ -72,6 +95,13 @@ def choose_backend(wanted: str | None = None) -> str:
         f"MuJoCo cannot draw without a window here: {reasons}."
         + (f" Or unset {VARIABLE}, so that others are tried." if wanted else " One of them is enough.")
     )
+
+
+def explain_broken_choice() -> None:
+    """Raise what is wrong with the user's `MUJOCO_GL`, if anything is: with a broken one MuJoCo cannot be imported."""
+    wanted = os.environ.get(VARIABLE)
+    if wanted and sys.platform == "linux":
+        choose_backend(wanted)
 
 
 @functools.cache

@@ -5,6 +5,7 @@ import functools
 import re
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from proxima.config import config_from_dict
 from proxima.envs.env_group import ENV_ERRORS, Recipe
 from proxima.envs.spaces import ObservationLayout, step_seconds
 from proxima.errors import UsageError
-from proxima.evaluate.headless import has_display, offscreen
+from proxima.evaluate.camera import follow, follow_in_window, is_mujoco
+from proxima.evaluate.headless import explain_broken_choice, offscreen, require_display
 from proxima.evaluate.mp4 import Mp4Writer
 from proxima.evaluate.policy import load_policy
 
@@ -46,7 +48,8 @@ def record(
         act: Chooses the actions; `LoadedPolicy.act` is one.
         env_id: A registered Gymnasium id, also as `module:EnvId`.
         path: The file, ending in `.mp4`; its folder is made.
-        env_kwargs: Keywords of the env's constructor; MuJoCo tasks take `width` and `height` among them.
+        env_kwargs: Keywords of the env's constructor; MuJoCo tasks take `width`, `height` and
+            `camera_name` among them; left alone, the camera follows the robot where the model has one that does.
         max_episode_steps: The time limit; None is the registered one.
         seed: Of the first reset.
         length: Env steps, over as many episodes as they take; None is one episode, of at most `LONGEST_EPISODE`
@@ -62,7 +65,7 @@ def record(
     _check(seed=seed, length=length)
     with contextlib.ExitStack() as stack:
         env = stack.enter_context(_opened(env_id, "rgb_array", env_kwargs, max_episode_steps))
-        stack.enter_context(offscreen(mujoco=_is_mujoco(env)))
+        stack.enter_context(offscreen(mujoco=is_mujoco(env)))
         video = stack.enter_context(Mp4Writer(path, fps=frame_rate(env)))
         for _ in _play(env, act, seed=seed, length=length):
             video.write(_frame(env))
@@ -86,16 +89,13 @@ def watch(
         UsageError: there is no display, or the env cannot be drawn.
     """
     _check(seed=seed, length=length)
-    if not has_display():
-        raise UsageError(
-            "no display to open a window on (DISPLAY and WAYLAND_DISPLAY are unset): use --record for a video file, "
-            "log in with ssh -X, or start the command with xvfb-run."
-        )
+    require_display()
     with _opened(env_id, "human", env_kwargs, max_episode_steps) as env:
         period, due = 1.0 / frame_rate(env), time.monotonic()
         moments = _play(env, act, seed=seed, length=length)
         with _explained(env, "no window can be opened"):
             next(moments)  # a human-mode env draws itself in reset and step
+        follow_in_window(env)
         for _ in moments:
             due = max(due + period, time.monotonic() - period)  # a slow frame is not made up for by a rush
             time.sleep(max(0.0, due - time.monotonic()))
@@ -157,9 +157,15 @@ def _opened(
     with contextlib.suppress(Exception):  # building it says better what is wrong with an entry point
         creator = gym.envs.registration.load_env_creator(creator)
     _check_modes(recipe.spec.id, getattr(creator, "metadata", None), mode)
-    env = recipe.build()
+    try:
+        env = recipe.build()
+    except UsageError:
+        if "mujoco" in str(recipe.spec.entry_point):
+            explain_broken_choice()
+        raise
     try:
         _check_modes(recipe.spec.id, env.metadata, mode)
+        follow(env, env_kwargs)
         yield env
     finally:
         with contextlib.suppress(Exception):  # a picture that is done is not lost to a driver's way of closing
@@ -174,11 +180,6 @@ def _check_modes(env_id: str, metadata: Mapping[str, Any] | None, mode: str) -> 
     if mode not in modes and not (mode == "human" and "rgb_array" in modes):
         has = f"it has only {', '.join(modes)}" if modes else "it has no render modes"
         raise UsageError(f"env {env_id!r} cannot be drawn as {mode}: {has}.")
-
-
-def _is_mujoco(env: gym.Env) -> bool:
-    """Whether the env holds a MuJoCo model, so that `MUJOCO_GL` decides how it is drawn."""
-    return any(type(value).__module__.split(".")[0] == "mujoco" for value in vars(env.unwrapped).values())
 
 
 def _play(env: gym.Env, act: Act, *, seed: int, length: int | None) -> Iterator[None]:
@@ -239,4 +240,6 @@ def _window_closed(env: gym.Env) -> bool:
         return False
     import glfw
 
-    return glfw.get_current_context() is None or bool(glfw.window_should_close(viewer.window))
+    with warnings.catch_warnings():  # after Escape the library itself is shut down
+        warnings.simplefilter("ignore")
+        return not glfw.get_current_context() or bool(glfw.window_should_close(viewer.window))
