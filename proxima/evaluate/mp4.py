@@ -1,6 +1,7 @@
 """Frames into an MP4 that browsers play: H.264, yuv420p, the index in front; whole or not there."""
 
 import contextlib
+import re
 import subprocess
 import tempfile
 from fractions import Fraction
@@ -92,7 +93,8 @@ class Mp4Writer:
         code = self._ffmpeg.wait()
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines() or [f"ffmpeg ended with code {code}"]
-        return f"cannot write the video {self.path}: {lines[0]}."
+        reason = re.sub(r"^\[.*?\] ", "", lines[0])  # without the part of ffmpeg that speaks
+        return f"cannot write the video {self.path}: {reason}."
 
     def _abandon(self) -> None:
         """Free everything; after a good end there is nothing left to remove."""
@@ -102,7 +104,8 @@ class Mp4Writer:
             assert self._ffmpeg.stdin is not None
             with contextlib.suppress(OSError):  # what was still to be written has nowhere to go
                 self._ffmpeg.stdin.close()
-            self._temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._temporary.unlink()
         self._log.close()
 
 
