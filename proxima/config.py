@@ -30,9 +30,9 @@ class RunOptions:
     device: str = option("auto")
     """cpu, cuda, cuda:1, ... or auto: a GPU where the observations are images and one is there, else the CPU."""
     num_threads: int | None = option(None, at_least=1)
-    """Torch threads on the CPU. None: one for small networks, else all cores."""
+    """Threads of the batch physics and of the learner. None: all cores, and what the minibatches are worth."""
     compile: Literal["auto", "on", "off"] = option("auto")
-    """Compile the minibatch step. auto does where the run is long enough to earn the compilation back."""
+    """Compile the minibatch step, and acting. auto does where the run is long enough to earn the compilation back."""
     runs_dir: str = option("runs")
     """Folder under which runs are written."""
 

@@ -9,10 +9,11 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "proxima"
 # What each room may import of ours, besides itself.
-FOUNDATION = {"errors", "options", "config", "machine"}
+FOUNDATION = {"errors", "options", "config", "machine", "compiling"}
 ALLOWED = {
     "errors": set(),
     "machine": set(),
+    "compiling": set(),
     "options": {"errors"},
     "config": {"errors", "options"},
     "data": FOUNDATION,

@@ -23,7 +23,7 @@ class AdamState(NamedTuple):
     def start(cls, param: Tensor, *, loss_scale: float = 1.0) -> "AdamState":
         """The state before the first step; `param` is used, not copied."""
         zeros, zero = torch.zeros_like(param), param.new_zeros(())
-        return cls(param, zeros, zeros.clone(), zero, _scales(zero), zero + loss_scale, zero.clone())
+        return cls(param, zeros, zeros.clone(), zero, bias_scales(zero), zero + loss_scale, zero.clone())
 
 
 def clip_by_norm(gradient: Tensor, max_norm: float | None) -> tuple[Tensor, Tensor]:
@@ -46,7 +46,7 @@ def adam_step(
     if weight_decay:
         step = step + weight_decay * state.param
     param = state.param - learning_rate * step
-    return AdamState(param, mean, square, steps, _scales(steps), state.loss_scale, state.good_steps)
+    return AdamState(param, mean, square, steps, bias_scales(steps), state.loss_scale, state.good_steps)
 
 
 def scaled_adam_step(
@@ -59,12 +59,16 @@ def scaled_adam_step(
     finite = torch.isfinite(gradient).all()
     gradient = torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0)
     after = adam_step(state, gradient, learning_rate, eps=eps, weight_decay=weight_decay)
-    moved = AdamState(*(torch.where(finite, new, old) for new, old in zip(after, state, strict=True)))
+    param, mean, square, steps, scales, *_ = (
+        torch.where(finite, new, old) for new, old in zip(after, state, strict=True)
+    )
     good_steps = torch.where(finite, state.good_steps + 1.0, 0.0)
     grow = good_steps >= 2000.0
     scale = torch.where(finite, torch.where(grow, state.loss_scale * 2.0, state.loss_scale), state.loss_scale * 0.5)
-    return moved._replace(loss_scale=scale.clamp(1.0, 2.0**24), good_steps=torch.where(grow, 0.0, good_steps))
+    scale, good_steps = scale.clamp(1.0, 2.0**24), torch.where(grow, 0.0, good_steps)
+    return AdamState(param, mean, square, steps, scales, scale, good_steps)
 
 
-def _scales(steps: Tensor) -> Tensor:
+def bias_scales(steps: Tensor) -> Tensor:
+    """`AdamState.scales` after so many steps."""
     return torch.stack(((1.0 - BETA1 ** (steps + 1.0)).reciprocal(), (1.0 - BETA2 ** (steps + 1.0)).rsqrt()))

@@ -5,7 +5,6 @@ parameter vector. On the CPU a whole epoch of such steps compiles into native co
 compiled step is captured as a CUDA graph. Metrics stay on the device until the update is over.
 """
 
-import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import torch
 from torch import Generator, Tensor
 from torch.func import functional_call, grad_and_value
 
-from proxima.algo.adam import AdamState, adam_step, clip_by_norm, scaled_adam_step
+from proxima.algo.adam import AdamState, adam_step, bias_scales, clip_by_norm, scaled_adam_step
 from proxima.algo.cuda_graph import GraphedEpoch
 from proxima.algo.flat import FlatParameters
 from proxima.algo.gae import gae, next_values
@@ -22,12 +21,11 @@ from proxima.algo.losses import LossTerms, explained_variance, ppo_loss
 from proxima.algo.normalize import RewardNormalizer
 from proxima.algo.policy import Policy
 from proxima.algo.schedules import adapted, scheduled
+from proxima.compiling import report_failure
 from proxima.config import Config
 from proxima.data.generators import restore_generator
 from proxima.data.rollout import Rollout, minibatch_indices
 from proxima.errors import NonFiniteError
-
-log = logging.getLogger("proxima")
 
 STEP_METRICS = (*LossTerms._fields, "gradient_norm")
 EpochFunction = Callable[[AdamState, Tensor, dict[str, Tensor], list[Tensor], Tensor], tuple[AdamState, Tensor]]
@@ -67,6 +65,8 @@ class Learner:
         self.learning_rate = self.flat.vector.new_tensor(config.optimizer.learning_rate)
         self.compiled = self._wants_compile()
         self._run_epoch: EpochFunction = self._compile_and_run if self.compiled else self._epoch
+        self._native: EpochFunction | None = None
+        self._compiled_shapes: set[torch.Size] = set()
 
     # Preparation -----------------------------------------------------------------------------------------------------
 
@@ -284,23 +284,30 @@ class Learner:
         steps = config.num_iterations * config.ppo.update_epochs * config.num_minibatches
         return wish == "on" or (wish == "auto" and steps >= _COMPILE_PAYS_AFTER)
 
+    def give_up_compiling(self) -> None:
+        """Go on eager."""
+        self.compiled, self._run_epoch = False, self._epoch
+
     def _compile_and_run(
         self, state: AdamState, learning_rate: Tensor, obs: dict[str, Tensor], data: list[Tensor], order: Tensor
     ) -> tuple[AdamState, Tensor]:
-        """Compile on the first call; where that cannot be done, say so once and go on without."""
+        """Compile on the first call with a shape; where that cannot be done, say so once and go on without."""
+        if self._native is not None and order.shape in self._compiled_shapes:
+            return self._native(state, learning_rate, obs, data, order)
         try:
-            run = self._compile()
-            result = run(state, learning_rate, obs, data, order)
+            self._native = self._native or self._compile()
+            result = self._native(state, learning_rate, obs, data, order)
         except Exception as error:  # the compiler and the toolchain raise whatever they like
-            reason = (str(error).strip() or repr(error)).splitlines()[0]
-            log.warning("The learner is not compiled (%s): the run goes on, slower.", reason)
-            self.compiled, self._run_epoch = False, self._epoch
+            report_failure("learner", error)
+            self.give_up_compiling()
             return self._epoch(state, learning_rate, obs, data, order)
-        self._run_epoch = run
+        self._compiled_shapes.add(order.shape)
         return result
 
     def _compile(self) -> EpochFunction:
-        torch._dynamo.reset()  # the cache is the function's: learners of earlier runs in this process would fill it
+        # The cache is the function's, so learners of earlier runs in this process would fill it; what else the program
+        # has compiled is compiled again on its next call.
+        torch._dynamo.reset()
         if self.device.type == "cpu":
             return torch.compile(self._native_epoch, fullgraph=True, dynamic=False, options={"cpp_wrapper": True})
         # A native loop would ask the device at every step whether to go on.
@@ -321,6 +328,7 @@ class Learner:
         """Put back what `state_dict` gave. Returns whether the generator could be: one of another device cannot."""
         for name, tensor in self._optimizer_tensors().items():
             tensor.copy_(state["optimizer"][name])
+        self.state.scales.copy_(bias_scales(self.state.steps))
         self.reward_normalizer.load_state_dict(state["reward_normalizer"])
         return restore_generator(self.generator, state["generator"]["state"], otherwise=int(self.state.steps))
 
@@ -333,9 +341,9 @@ class Learner:
             self.state.loss_scale.fill_(_FIRST_SCALE if new.precision == "fp16" else 1.0)
 
     def _optimizer_tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps of the optimizer; the parameters are the policy's."""
+        """What a checkpoint keeps of the optimizer: not the policy's parameters, nor what follows from the steps."""
         tensors = self.state._asdict() | {"learning_rate": self.learning_rate}
-        return {name: x for name, x in tensors.items() if name != "param"}
+        return {name: x for name, x in tensors.items() if name not in ("param", "scales")}
 
 
 def _rows(obs: dict[str, Tensor], rows: slice) -> dict[str, Tensor]:

@@ -1,27 +1,27 @@
 """The policy as the collector calls it: once a vector step, on few rows, so that overhead is most of what it costs."""
 
 import hashlib
-import logging
 import os
 import platform
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 from torch.func import functional_call
 
 from proxima.algo.flat import FlatParameters
 from proxima.nets.actor_critic import ActorCritic
-
-log = logging.getLogger("proxima")
 
 _NOT_FOR_ACTING = ("normalizer.moments", "return_scale")
 
 Rows = tuple[Tensor, ...]
 Record = Callable[[Rows, Tensor, Rows, Tensor], Tensor]
 """Observations as the env gave them, noise, and where observations and actions are stored; gives the env's actions."""
+Native = Callable[[list[Tensor]], list[Tensor]]
 
 
 class Actor(nn.Module):
@@ -41,6 +41,7 @@ class Actor(nn.Module):
         return env_action.to(self.env_device)
 
 
+@torch.no_grad()
 def compile_actor(actor: Actor, flat: FlatParameters, seen: Rows, noise: Tensor, obs: Rows, action: Tensor) -> Record:
     """The same for inputs like these in one call into native code; it follows the weights as they change in place.
 
@@ -59,7 +60,15 @@ def compile_actor(actor: Actor, flat: FlatParameters, seen: Rows, noise: Tensor,
         return functional_call(actor, named, arguments, tie_weights=False)
 
     run = _compile(_Function(record), [*weights, *seen, noise, *obs, action])
-    return lambda seen, noise, obs, action: run([*weights, *seen, noise, *obs, action])[0]
+    forms = [(x.dtype, x.stride()) for x in seen]
+
+    def call(seen: Rows, noise: Tensor, obs: Rows, action: Tensor) -> Tensor:
+        # Native code reads memory as it was told to: what an env gives in another form must not get there.
+        if [(x.dtype, x.stride()) for x in seen] != forms:
+            seen = tuple([x.to(dtype).contiguous() for x, (dtype, _) in zip(seen, forms, strict=True)])
+        return run([*weights, *seen, noise, *obs, action])[0]
+
+    return call
 
 
 class _Function(nn.Module):
@@ -73,34 +82,47 @@ class _Function(nn.Module):
         return self.function(*inputs)
 
 
-def _compile(module: nn.Module, inputs: list[Tensor]) -> Callable[[list[Tensor]], list[Tensor]]:
+def _compile(module: nn.Module, inputs: list[Tensor]) -> Native:
     """The module in native code, from the compiler's cache folder if the same was compiled before."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir  # a second to import, which a run without it saves
 
     with warnings.catch_warnings():  # the exporter's own
         warnings.simplefilter("ignore")
         program = torch.export.export(module, tuple(x.clone() for x in inputs))
-    shapes = [(x.shape, x.stride(), x.dtype) for x in inputs]
-    machine = platform.platform(), torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()
-    key = hashlib.sha256(repr((program.graph_module.code, shapes, machine)).encode()).hexdigest()[:32]
-    package = Path(cache_dir()) / "proxima" / f"{key}.pt2"
-    if not package.exists():
-        package.parent.mkdir(parents=True, exist_ok=True)
-        part = package.with_suffix(f".{os.getpid()}.pt2")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        folder = Path(cache_dir()) / "proxima"
+        folder.mkdir(parents=True, exist_ok=True)
+        package = folder / f"{cache_key(program, inputs)}.pt2"
+        if package.exists():
+            try:
+                return _load(package)
+            except RuntimeError:  # a damaged file
+                package.unlink()
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            part = Path(place) / package.name
             torch._inductor.aoti_compile_and_package(program, package_path=str(part))
-        part.replace(package)
+            part.replace(package)
+        return _load(package)
+
+
+def _load(package: Path) -> Native:
     return torch._inductor.aoti_load_package(str(package)).loader.boxed_run
 
 
-def make_record(actor: Actor, flat: FlatParameters | None, *example: object) -> Record:
-    """The actor, compiled if `flat` is given and a compiler works."""
-    if flat is None:
-        return actor
+def cache_key(program: ExportedProgram, inputs: list[Tensor]) -> str:
+    """Everything that the native code depends on: the graph and all within it, its inputs, and the machine."""
+    if program.constants:
+        raise RuntimeError(f"the actor's graph holds constants: {', '.join(program.constants)}")
+    modules = [module for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
+    code = [module.code for module in modules]
+    shapes = [(x.shape, x.stride(), x.dtype) for x in inputs]
+    machine = (platform.platform(), _cpu(), torch.__version__, torch.get_num_threads(), os.environ.get("CXX"))
+    return hashlib.sha256(repr((code, shapes, machine)).encode()).hexdigest()[:32]
+
+
+def _cpu() -> str:
+    """Its model and what it can do: the compiler uses all of it."""
     try:
-        return compile_actor(actor, flat, *example)  # type: ignore[arg-type]
-    except Exception as error:  # the compiler and the toolchain raise whatever they like
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
-        log.warning("The actor is not compiled (%s): the run goes on, slower.", reason)
-        return actor
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() + torch.backends.cpu.get_cpu_capability()
+    return "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))

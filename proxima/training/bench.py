@@ -1,6 +1,5 @@
 """How fast a config trains on this machine, beside what the envs and the physics could do alone."""
 
-import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from rich.console import Console
 
+from proxima.compiling import freeze_garbage, process_settings_kept
 from proxima.config import Config
+from proxima.errors import UsageError
 from proxima.training.trainer import Trainer
 
 PHASES = ("collect", "advantage", "update")
@@ -26,9 +27,10 @@ class Bench:
     first_iteration: float
     """Seconds, compilation included."""
     envs_alone: float
-    """Steps a second with random actions: no policy, nothing stored."""
+    """Steps a second with the last rollout's actions: no policy, nothing stored."""
     physics_alone: float | None
-    """Steps a second of the bare physics, where the back end has one."""
+    """Steps a second of the bare physics from where the training left it, where the back end has one."""
+    machine_use: str
 
     @property
     def steps_per_second(self) -> float:
@@ -49,20 +51,28 @@ class Bench:
                     f"{name:<12}{self.rollout_size / rate:>10.4f}{'':>8}{rate:>16,.0f}   training is {share:.0%}"
                 )
         lines.append(
-            f"{self.iterations} iterations of {self.rollout_size:,} steps; the first, with compilation, took "
-            f"{self.first_iteration:.1f} s and is left out."
+            f"{self.iterations} iterations of {self.rollout_size:,} steps; the one before them, with all compilation, "
+            f"took {self.first_iteration:.1f} s."
         )
+        lines.append(self.machine_use)
         return "\n".join(lines)
 
 
 def bench(config: Config, *, seconds: float, console: Console | None = None) -> Bench:
     """Train for about `seconds` after a first iteration, then time the envs and the physics by themselves."""
-    trainer = Trainer(config, console=console)
+    if not seconds > 0:
+        raise UsageError(f"seconds is {seconds}, but it must be > 0.")
+    with process_settings_kept():
+        return _bench(Trainer(config, console=console), seconds)
+
+
+def _bench(trainer: Trainer, seconds: float) -> Bench:
+    config = trainer.config
     try:
         start = time.perf_counter()
         trainer.iterate()
         first = time.perf_counter() - start
-        gc.freeze()  # as in a run
+        freeze_garbage()
         rows: list[dict[str, float]] = []
         start = time.perf_counter()
         while not rows or time.perf_counter() - start < seconds:
@@ -77,8 +87,8 @@ def bench(config: Config, *, seconds: float, console: Console | None = None) -> 
         physics_alone = None if step_physics is None else _rate(lambda _: step_physics(), env.num_envs)
     finally:
         trainer.env.close()
-        gc.unfreeze()
-    return Bench(len(rows), config.rollout_size, phases, first, envs_alone, physics_alone)
+    use = trainer.machine_use().replace("to be compiled", "compiled")
+    return Bench(len(rows), config.rollout_size, phases, first, envs_alone, physics_alone, use)
 
 
 @torch.no_grad()

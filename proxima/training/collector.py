@@ -8,12 +8,13 @@ import torch
 from torch import Generator, Tensor
 
 from proxima.algo.flat import FlatParameters
+from proxima.compiling import is_toolchain_failure, report_failure
 from proxima.data.generators import restore_generator
 from proxima.data.rollout import Rollout, as_stored
 from proxima.envs.base import Step, VecEnv
 from proxima.errors import NonFiniteError, UsageError
 from proxima.nets.actor_critic import ActorCritic
-from proxima.training.actor import Actor, Record, make_record
+from proxima.training.actor import Actor, Record, Rows, compile_actor
 
 EPISODE_WINDOW = 100
 
@@ -47,7 +48,10 @@ class EpisodeStatistics:
 
 
 class Collector:
-    """Steps the envs with the policy and fills the rollout in place."""
+    """Steps the envs with the policy and fills the rollout in place.
+
+    A NaN or an infinity is looked for once the rollout is whole: to look at every step would make a GPU wait.
+    """
 
     def __init__(
         self,
@@ -67,6 +71,8 @@ class Collector:
         self.global_step = 0
         self._actor, self._flat = Actor(policy, env.device), flat
         self._record: Record | None = None
+        self.no_toolchain = False
+        """Whether compilation failed in a way that leaves no hope for any other."""
         self._now = env.reset(env_seed)
         """What the policy acts on next, in the env's own dtypes."""
         obs = as_stored({key: x.to(device) for key, x in self._now.items()})
@@ -84,6 +90,11 @@ class Collector:
         obs_rows = zip(*(self.rollout.obs[key].unbind() for key in self._actor.keys), strict=True)
         fields = (self._noise, self.rollout.action, self.rollout.reward)
         self._rows = list(zip(*(x.unbind() for x in fields), obs_rows, strict=False))
+
+    @property
+    def compiles(self) -> bool:
+        """Whether acting is, or is to be, compiled."""
+        return self._flat is not None and self._record is not self._actor
 
     @torch.no_grad()
     def collect(self) -> Rollout:
@@ -112,8 +123,15 @@ class Collector:
         self.global_step += rollout.size if rollout.duration is None else int(rollout.duration.sum())
         return rollout
 
-    def _make_record(self, *example: Any) -> Record:
-        self._record = make_record(self._actor, self._flat, *example)
+    def _make_record(self, seen: Rows, noise: Tensor, obs: Rows, action: Tensor) -> Record:
+        """The actor, compiled if that is wanted and can be done."""
+        self._record = self._actor
+        if self._flat is not None:
+            try:
+                self._record = compile_actor(self._actor, self._flat, seen, noise, obs, action)
+            except Exception as error:  # the compiler and the toolchain raise whatever they like
+                report_failure("policy", error)
+                self.no_toolchain = is_toolchain_failure(error)
         return self._record
 
     def _end_episodes(self, t: int, step: Step) -> None:

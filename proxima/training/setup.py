@@ -31,6 +31,7 @@ def build_env(config: Config) -> VecEnv:
         max_episode_steps=env.max_episode_steps,
         num_workers=env.num_workers,
         spread_episodes=env.spread_episodes,
+        num_threads=config.run.num_threads and min(config.run.num_threads, available_cores()),
     )
 
 

@@ -1,7 +1,6 @@
 """The training loop. Everything else is called from here, and nothing here knows how it is done."""
 
 import errno
-import gc
 import logging
 import time
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from rich.console import Console
 
 from proxima import checkpoint
 from proxima.algo.ppo import Learner
+from proxima.compiling import freeze_garbage, process_settings_kept
 from proxima.config import Config, config_from_dict, load_config
 from proxima.envs.base import ExactState
 from proxima.envs.snapshot import NotPlain
@@ -63,6 +63,10 @@ class Trainer:
         self.device = setup.choose_device(config, images=images)
         setup.check_precision(config, self.device)
         self.threads = setup.choose_threads(config, images=images)
+        if config.run.num_threads is not None and config.run.num_threads > self.threads.learn:
+            self.notices.append(
+                f"num_threads is {config.run.num_threads}, but there are {self.threads.learn} cores: so many are used."
+            )
         self.policy = setup.build_policy(self.spec, config, self.device)
         self.learner = Learner(self.policy, config, device=self.device, seed=stream_seed(run.seed, "minibatches"))
         self.collector = Collector(
@@ -88,7 +92,7 @@ class Trainer:
     def run(self) -> TrainResult:
         """Train to the end, or to a signal; what has been learned up to the last iteration is on disk then."""
         boundary = self.snapshot()
-        with StopSignals() as signals:
+        with process_settings_kept(), StopSignals() as signals:
             try:
                 self.run_dir = make_run_dir(self.config)
                 tracker = self._start_tracking()
@@ -103,7 +107,7 @@ class Trainer:
                     started = bool(metrics)
                     metrics = self.iterate()
                     if not started:
-                        gc.freeze()  # what compilation made is large and stays: not to be walked through again
+                        freeze_garbage()
                     with signals.shield():
                         boundary = self.snapshot()
                         metrics["wall_time"] = time.perf_counter() - start
@@ -123,7 +127,6 @@ class Trainer:
                 signals.lower_priority()
                 tracker.close(metrics)
                 self.env.close()
-                gc.unfreeze()
         if boundary is not None and self._saved_iteration != self.iteration:
             raise ProximaError(
                 f"trained to the end, but the end could not be saved; the last is {self.last_checkpoint}."
@@ -139,6 +142,8 @@ class Trainer:
         times = [time.perf_counter()]
         torch.set_num_threads(self.threads.act)
         rollout = self.collector.collect()
+        if self.collector.no_toolchain and self.learner.compiled:
+            self.learner.give_up_compiling()
         torch.set_num_threads(self.threads.learn)
         times.append(time.perf_counter())
         batch = self.learner.prepare(rollout)
@@ -294,13 +299,20 @@ class Trainer:
         for notice in self.notices:
             log.warning(notice)
         parameters = sum(p.numel() for p in self.policy.parameters())
-        learner = "compiled" if self.learner.compiled else "eager"
         self.console.print(
             f"{self.config.env.env} on {self.env.num_envs} envs ({type(self.env).__name__}), "
-            f"{parameters:,} parameters, {self.device}, {self.threads.learn} torch thread(s), {learner} learner, "
-            f"run {self.run_dir}",
+            f"{parameters:,} parameters, {self.device}, {self.machine_use()}, run {self.run_dir}",
             highlight=False,
         )
+
+    def machine_use(self) -> str:
+        """Threads of each phase, and what is to be compiled, in a few words."""
+        wanted = {"learner": self.learner.compiled, "acting": self.collector.compiles}
+        compiled = " and ".join(what for what, is_wanted in wanted.items() if is_wanted)
+        physics = getattr(self.env, "num_threads", None)
+        threads = "threads: " + (f"{physics} physics, " if physics else "")
+        threads += f"{self.threads.act} acting, {self.threads.learn} learning"
+        return f"{threads}, {compiled + ' to be compiled' if compiled else 'eager'}"
 
 
 class Due:

@@ -198,7 +198,10 @@ def test_state_dict_restores_the_optimizer_and_the_generator() -> None:
     assert torch.equal(one.state.param, two.state.param)
 
 
-COMPILED = KINDS | {"images and more": (ActionSpec("discrete", (4,)), {"obs": IMAGE})}
+COMPILED = KINDS | {
+    "images and more": (ActionSpec("discrete", (4,)), {"obs": IMAGE}),
+    "shared": (BOX, {"share_trunk": "on", "minibatch_size": 15}),  # minibatches of two sizes
+}
 
 
 @pytest.mark.parametrize("kind", COMPILED)

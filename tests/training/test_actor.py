@@ -1,5 +1,6 @@
 """Acting compiled ahead of time against the policy itself."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from proxima.config import load_config
 from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.spec import ActionSpec, ObsSpec, Spec
 from proxima.training import actor as actor_module
-from proxima.training.actor import Actor, compile_actor, make_record
+from proxima.training import collector as collector_module
+from proxima.training.actor import Actor, cache_key, compile_actor
+from proxima.training.trainer import Trainer
 
 BOX = ActionSpec("box", (2,), (-1.0, -3.0), (1.0, 5.0))
 VECTOR = {"obs": ObsSpec((5,), "float64")}
@@ -18,7 +21,9 @@ TWO = {"image": ObsSpec((12, 12, 3), "uint8"), "state": ObsSpec((4,), "float32")
 CASES: dict[str, tuple[dict[str, ObsSpec], ActionSpec, dict[str, Any]]] = {
     "gaussian": (VECTOR, BOX, {}),
     "fixed std": (VECTOR, BOX, {"std_mode": "fixed", "share_trunk": "on"}),
+    "state std, tanh": (VECTOR, BOX, {"std_mode": "state", "distribution": "tanh_gaussian"}),
     "beta": (VECTOR, BOX, {"distribution": "beta"}),
+    "multi_binary": (VECTOR, ActionSpec("multi_binary", (3,)), {}),
     "images and more": (TWO, ActionSpec("multi_discrete", (3, 2)), {}),
 }
 
@@ -61,11 +66,62 @@ def test_compiled_acts_and_stores_as_the_policy_does(case: str) -> None:
             )
 
 
-def test_without_a_compiler_acting_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def broken(*_: Any) -> Any:
-        raise RuntimeError("no working C++ compiler found\nmore")
+def test_an_observation_in_another_form_is_understood() -> None:
+    actor, flat, (seen, noise, obs, action) = make(*CASES["gaussian"])
+    compiled = compile_actor(actor, flat, seen, noise, obs, action)
+    with torch.no_grad():
+        expected = compiled(seen, noise, obs, action).clone()
+        for other in (seen[0].float().double().t().contiguous().t(), seen[0].to(torch.float32)):
+            found = compiled((other,), noise, obs, action)
+            torch.testing.assert_close(obs[0], seen[0].float())
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
+
+def test_what_the_code_depends_on_is_in_the_key() -> None:
+    keys = set()
+    cases = [{}, {"activation": "relu"}, {"clip_obs": 3.0}, {"distribution": "tanh_gaussian"}, {"min_std": 0.9}]
+    for options in cases:
+        found: list[str] = []
+        actor, flat, arguments = make(VECTOR, BOX, options)
+
+        def only_key(module: Any, inputs: list[torch.Tensor], found: list[str] = found) -> Any:
+            found.append(cache_key(torch.export.export(module, tuple(inputs)), inputs))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(actor_module, "_compile", only_key)
+            compile_actor(actor, flat, *arguments)
+        keys.update(found)
+    assert len(keys) == len(cases)
+
+
+def test_a_damaged_package_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     actor, flat, arguments = make(*CASES["gaussian"])
-    monkeypatch.setattr(actor_module, "_compile", broken)
-    assert make_record(actor, flat, *arguments) is actor
-    assert "not compiled (no working C++ compiler found)" in caplog.text
+    compile_actor(actor, flat, *arguments)
+    (package,) = (tmp_path / "proxima").glob("*.pt2")
+    package.write_bytes(package.read_bytes()[:1000])
+    compiled = compile_actor(actor, flat, *arguments)
+    with torch.no_grad():
+        found = compiled(*arguments)
+        torch.testing.assert_close(found, actor(*arguments), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no such op\nmore"), OSError("no room")])
+def test_without_a_compiler_the_run_goes_on(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(collector_module, "compile_actor", broken)
+    options = {"env": "InvertedPendulum-v5", "num_envs": 2, "num_steps": 8, "minibatch_size": 8, "compile": "on"}
+    trainer = Trainer(load_config(None, options))
+    # Where nothing can be compiled the learner does not try; where only this could not, it does.
+    tried: list[bool] = []
+    monkeypatch.setattr(trainer.learner, "_compile", lambda: tried.append(True) or trainer.learner._epoch)
+    trainer.iterate()
+    trainer.env.close()
+    assert tried == ([] if isinstance(error, OSError) else [True])
+    assert [r.message for r in caplog.records] == [
+        f"The policy is not compiled ({str(error).splitlines()[0]}): the run goes on, slower."
+    ]

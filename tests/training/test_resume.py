@@ -94,7 +94,7 @@ def assert_same_end(one: Path, two: Path) -> None:
 
 
 def wait_for_checkpoint(folder: Path, process: subprocess.Popen[str], count: int = 1) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while len(list(folder.glob("*/cut-*/metadata.yaml"))) < count:
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline, "no checkpoint came"
@@ -102,9 +102,12 @@ def wait_for_checkpoint(folder: Path, process: subprocess.Popen[str], count: int
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_killed_in_mid_iteration_and_resumed_equals_uninterrupted(case: str, tmp_path: Path) -> None:
+def test_killed_in_mid_iteration_and_resumed_equals_uninterrupted(
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     options = SMALL | CASES[case] | {"total_timesteps": 128 * 20}
     whole = train(name="whole", **options)
+    assert "not compiled" not in caplog.text
     process = start("train", "--name", "cut", "--checkpoint-freq", "1", *flags(options))
     wait_for_checkpoint(tmp_path / "runs" / "cut", process)
     process.kill()

@@ -1,5 +1,6 @@
 """The loop as a whole: files, metrics, checkpoints, determinism, resume."""
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -143,3 +144,17 @@ INSTALLED = [
 def test_every_listed_env_trains(env_id: str) -> None:
     options = {"num_envs": 2, "num_steps": 8, "minibatch_size": 8, "update_epochs": 1, "save_checkpoint": False}
     assert train(env=env_id, total_timesteps=16, **small(**options)).global_step == 16
+
+
+def test_the_host_program_keeps_its_threads_and_its_frozen_objects() -> None:
+    torch.set_num_threads(2)
+    gc.freeze()
+    frozen = gc.get_freeze_count()
+    options = small(env="InvertedPendulum-v5", total_timesteps=256, save_checkpoint=False)
+    try:
+        train(**options)
+        assert torch.get_num_threads() == 2 and gc.get_freeze_count() >= frozen - 1000
+    finally:
+        gc.unfreeze()
+    train(**options)
+    assert gc.get_freeze_count() == 0

@@ -65,11 +65,12 @@ class MujocoBatchEnv(VecEnv):
         self.max_episode_steps: int = limit
         self._spread = spread_episodes and limit != NO_LIMIT
 
+        self.num_threads = min(num_threads or available_cores(), num_envs)
         physics = ContactForcePhysics if task.needs_contact_forces(template) else Physics
         self._physics = physics(
             template.model,
             num_envs=num_envs,
-            num_threads=min(num_threads or available_cores(), num_envs),
+            num_threads=self.num_threads,
             nstep=template.frame_skip,
         )
         self._task = task(template, self._physics)
