@@ -104,6 +104,13 @@ def main() -> int:
                 assert learner.compiled and isinstance(learner._run_epoch, GraphedEpoch), "not captured"
             difference = float((after - weights).abs().max())
             print(f"{name:<38}{way:<12}{first:>9.2f}{best * 1e3:>11.2f}{base / best:>8.1f}  no     {difference:.1e}")
+    name, (obs, action, options) = list(WORKS.items())[1]
+    for precision in ("bf16", "fp16"):
+        learner, rollout = make(obs, action, options | {"precision": precision, "minibatch_size": 20_000}, "graph")
+        first, best, _ = measure(learner, rollout)
+        assert learner.compiled, f"{precision} is not compiled"
+        assert bool(torch.isfinite(learner.state.param).all())
+        print(f"{name.replace('24576', '20000'):<38}{precision:<12}{first:>9.2f}{best * 1e3:>11.2f}")
     return 0
 
 

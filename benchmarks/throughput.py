@@ -175,9 +175,9 @@ def write(rows: list[tuple[str, dict[str, Any], list[dict], list[float]]], start
         "# Throughput",
         "",
         f"`python benchmarks/throughput.py --rounds {rounds}`, commit {commit.strip()}, {platform.machine()}",
-        f"({cpu.partition(': ')[2]}) with {os.cpu_count()} cores, Python {platform.python_version()}. Env steps a second, updates",
-        "included; medians of the rounds, which alternate. Stable-Baselines3 2.9.2 with DummyVecEnv; one torch thread for",
-        "2x64, its fastest way, and the better of one and two for 2x256.",
+        f"({cpu.partition(': ')[2]}) with {os.cpu_count()} cores, Python {platform.python_version()}.",
+        "Env steps a second, updates included; medians of the rounds, which alternate. Stable-Baselines3 2.9.2 with",
+        "DummyVecEnv; one torch thread for 2x64, its fastest way, and the better of one and two for 2x256.",
         "",
         "| work | Proxima | against | ratio | bar | each round | collection alone | share of the update | memory |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -204,8 +204,6 @@ def write(rows: list[tuple[str, dict[str, Any], list[dict], list[float]]], start
         "cache (bar 12): until the run folder is there, and what the first iteration takes longer than the others.",
         "",
     ]
-    notes = ROOT / "benchmarks" / "throughput-notes.md"
-    lines += [notes.read_text()] if notes.exists() else []
     (ROOT / "benchmarks" / "throughput.md").write_text("\n".join(lines))
     print("\n".join(lines))
 
