@@ -101,7 +101,7 @@ def main() -> int:
             if way == "eager":
                 base, weights = best, after
             if way == "graph":
-                assert learner.compiled and isinstance(learner._run_epoch, GraphedEpoch), "not captured"
+                assert learner.compiled and isinstance(learner._native, GraphedEpoch), "not captured"
             difference = float((after - weights).abs().max())
             print(f"{name:<38}{way:<12}{first:>9.2f}{best * 1e3:>11.2f}{base / best:>8.1f}  no     {difference:.1e}")
     name, (obs, action, options) = list(WORKS.items())[1]
