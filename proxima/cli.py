@@ -103,6 +103,8 @@ def _parser() -> Parser:
     evaluate.add_argument("--json", action="store_true", help="print the numbers as JSON")
     evaluate.add_argument("--record", action="store_true", help="write an MP4 to the run's videos/; needs no display")
     evaluate.add_argument("--render", action="store_true", help="show the policy in a window")
+    evaluate.add_argument("--analyze-value", action="store_true", help="how good the critic is, in the run's report/")
+    evaluate.add_argument("--analyze-policy", action="store_true", help="what the policy does, in the run's report/")
     evaluate.add_argument(
         "--video-length", type=int, metavar="STEPS", help="env steps to record or show (default: one episode)"
     )
@@ -215,8 +217,14 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     if arguments.record:
         path = record_checkpoint(arguments.path, length=arguments.video_length, **chosen)
         print(f"video {path}", file=sys.stderr if arguments.json else sys.stdout, flush=True)
-    evaluation = evaluate(arguments.path, episodes=arguments.episodes, **chosen)
+    analyses = {"value": arguments.analyze_value, "policy": arguments.analyze_policy}
+    evaluation = evaluate(arguments.path, episodes=arguments.episodes, trace=any(analyses.values()), **chosen)
     print(json.dumps(evaluation.to_dict()) if arguments.json else evaluation.text())
+    if any(analyses.values()):
+        from proxima.evaluate.report import write_report
+
+        page, lines = write_report(evaluation, **analyses)
+        print("\n".join([*lines, f"report {page}"]), file=sys.stderr if arguments.json else sys.stdout)
     return 0
 
 

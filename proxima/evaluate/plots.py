@@ -1,0 +1,171 @@
+"""The figures of a report, as PNG files."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")  # no window, wherever it runs
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from proxima.evaluate.policy_analysis import PolicyAnalysis
+from proxima.evaluate.value_analysis import ValueAnalysis
+
+BLUE, ORANGE, GREY, RED = "#1f6fb4", "#e07b39", "#7a7a7a", "#b8322a"
+MOST_POINTS = 4000
+SHOWN_EPISODES = 3
+MOST_DIMENSIONS = 24
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write and forget a figure."""
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+    return path
+
+
+def calibration(analysis: ValueAnalysis, path: Path) -> Path:
+    """Prediction against outcome: every step, the mean of bins, the fitted line and the perfect one."""
+    figure, axes = plt.subplots(figsize=(6.4, 5.6), layout="constrained")
+    every = max(1, len(analysis.predicted) // MOST_POINTS)
+    axes.scatter(
+        analysis.predicted[::every],
+        analysis.realised[::every],
+        s=6,
+        alpha=0.25,
+        color=BLUE,
+        linewidths=0,
+        label="steps",
+    )
+    centre, mean, error = analysis.binned()
+    axes.errorbar(centre, mean, 2 * error, fmt="o", color=ORANGE, ms=5, capsize=2, label="mean of a bin")
+    ends = np.array([analysis.predicted.min(), analysis.predicted.max()])
+    slope, intercept = analysis.calibration
+    if np.isfinite(slope):
+        axes.plot(ends, slope * ends + intercept, color=ORANGE, lw=1.5, label=f"fit, slope {slope:.2f}")
+    axes.plot(ends, ends, color=GREY, lw=1.2, ls="--", label="perfect")
+    axes.set_xlabel("value that the critic predicted (units of reward)")
+    axes.set_ylabel("discounted return that came (units of reward)")
+    axes.set_title(f"Calibration: explained variance {analysis.explained_variance:.2f}, bias {analysis.bias:,.2f}")
+    axes.legend(frameon=False)
+    return save(figure, path)
+
+
+def along_episodes(analysis: ValueAnalysis, path: Path) -> Path:
+    """Value, outcome and reward along the first episodes, with their ends marked."""
+    shown = analysis.episodes[:SHOWN_EPISODES]
+    figure, grid = plt.subplots(
+        2,
+        len(shown),
+        figsize=(4.6 * len(shown), 5.4),
+        sharex="col",
+        squeeze=False,
+        layout="constrained",
+        height_ratios=[2, 1],
+    )
+    start = 0
+    for column, episode in enumerate(shown):
+        rows = slice(start, start + episode.length)
+        start += episode.length
+        top, bottom = grid[0][column], grid[1][column]
+        time = np.arange(episode.length)
+        top.plot(time, analysis.predicted[rows], color=BLUE, lw=1.2, label="predicted value")
+        top.plot(time, analysis.realised[rows], color=ORANGE, lw=1.2, label="discounted return")
+        assert episode.trace is not None
+        bottom.plot(time, episode.trace.reward, color=GREY, lw=0.9)
+        colour, word = (RED, "terminated") if episode.terminated else (GREY, "time limit")
+        for axes in (top, bottom):
+            axes.axvline(episode.length - 1, color=colour, ls=":", lw=1.2)
+        top.set_title(
+            f"episode {column + 1}: return {episode.return_:,.0f}, {episode.length} steps, {word}", fontsize=10
+        )
+        bottom.set_xlabel("step")
+    grid[0][0].set_ylabel("units of reward")
+    grid[1][0].set_ylabel("reward")
+    grid[0][0].legend(frameon=False, fontsize=9)
+    return save(figure, path)
+
+
+def error_by_time(analysis: ValueAnalysis, path: Path) -> Path:
+    """Bias and typical error against the steps that are left."""
+    figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    centre, mean, rmse = analysis.error_by_time_to_end()
+    axes.plot(centre, rmse, "o-", color=ORANGE, label="root mean squared error")
+    axes.plot(centre, mean, "o-", color=BLUE, label="mean error (bias)")
+    axes.axhline(0, color=GREY, lw=0.8)
+    axes.set_xlabel("steps to the end of the episode")
+    axes.set_ylabel("prediction less outcome (units of reward)")
+    axes.set_title("Error of the critic by time to the end")
+    axes.legend(frameon=False)
+    return save(figure, path)
+
+
+def value_map(value: Callable[[np.ndarray], np.ndarray], seen: np.ndarray, names: tuple[str, str], path: Path) -> Path:
+    """The critic over two coordinates `[S, 2]`, with the states that were visited."""
+    figure, axes = plt.subplots(figsize=(6.4, 5.2), layout="constrained")
+    low, high = seen.min(0), seen.max(0)
+    margin = 0.1 * np.maximum(high - low, 1e-6)
+    x, y = (np.linspace(a, b, 121) for a, b in zip(low - margin, high + margin, strict=True))
+    grid = np.stack(np.meshgrid(x, y), -1).reshape(-1, 2)
+    image = axes.pcolormesh(x, y, value(grid).reshape(len(y), len(x)), shading="nearest", cmap="viridis")
+    every = max(1, len(seen) // MOST_POINTS)
+    axes.scatter(seen[::every, 0], seen[::every, 1], s=2, color="white", alpha=0.35, linewidths=0)
+    axes.set_xlabel(names[0])
+    axes.set_ylabel(names[1])
+    axes.set_title("Value over the state space; white: visited")
+    figure.colorbar(image, ax=axes, label="predicted value (units of reward)")
+    return save(figure, path)
+
+
+def action_distributions(analysis: PolicyAnalysis, path: Path) -> Path:
+    """A histogram for every action dimension, with its bounds."""
+    count = min(analysis.action.shape[1], MOST_DIMENSIONS)
+    columns = min(count, 4)
+    rows = -(-count // columns)
+    figure, grid = plt.subplots(rows, columns, figsize=(3.1 * columns, 2.4 * rows), squeeze=False, layout="constrained")
+    for i, axes in enumerate(grid.flat):
+        if i >= count:
+            axes.axis("off")
+            continue
+        _histogram(axes, analysis, i)
+    figure.supxlabel("action (units of the env)")
+    figure.supylabel("share of steps")
+    return save(figure, path)
+
+
+def _histogram(axes: Axes, analysis: PolicyAnalysis, i: int) -> None:
+    values = analysis.action[:, i]
+    if analysis.discrete:
+        choices, counts = np.unique(values.astype(int), return_counts=True)
+        axes.bar(choices, counts / len(values), color=BLUE)
+        axes.set_xticks(range(int(analysis.high[i]) + 1) if analysis.high[i] < 12 else choices)
+    else:
+        axes.hist(values, bins=40, weights=np.full(len(values), 1 / len(values)), color=BLUE)
+        for bound in (analysis.low[i], analysis.high[i]):
+            if np.isfinite(bound):
+                axes.axvline(bound, color=RED, ls=":", lw=1.2)
+    axes.set_title(f"{analysis.names[i]}: mean {analysis.mean[i]:.2f}, std {analysis.std[i]:.2f}", fontsize=9)
+
+
+def action_summary(analysis: PolicyAnalysis, path: Path) -> Path:
+    """Saturation and roughness by dimension, and the entropy over all steps."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.8), layout="constrained")
+    place = np.arange(analysis.action.shape[1])
+    if analysis.discrete:
+        left.bar(place, analysis.roughness, color=ORANGE, label="steps that change the choice")
+    else:
+        left.bar(place - 0.2, analysis.saturation, width=0.4, color=BLUE, label="steps at a bound")
+        left.bar(place + 0.2, analysis.roughness, width=0.4, color=ORANGE, label="change a step, of the range")
+    left.set_xticks(place)
+    left.set_xlabel("action dimension")
+    left.set_ylabel("share")
+    left.set_ylim(0, max(0.05, left.get_ylim()[1] * 1.25))
+    left.legend(frameon=False, fontsize=9)
+    right.hist(analysis.entropy, bins=40, color=BLUE)
+    right.set_xlabel("entropy of the policy (nats)")
+    right.set_ylabel("steps")
+    return save(figure, path)

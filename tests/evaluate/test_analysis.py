@@ -1,0 +1,94 @@
+"""What the analyses say, of episodes whose truth is known."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from proxima import train
+from proxima.cli import main
+from proxima.evaluate.episodes import Episode, Trace
+from proxima.evaluate.policy_analysis import PolicyAnalysis
+from proxima.evaluate.value_analysis import ValueAnalysis, discounted_returns
+from proxima.nets.spec import ActionSpec
+
+
+def episode(
+    reward: list[float],
+    value: list[float] | np.ndarray,
+    *,
+    terminated: bool = True,
+    final_value: float = 0.0,
+    action: np.ndarray | None = None,
+) -> Episode:
+    size = len(reward)
+    trace = Trace(
+        obs={"obs": np.zeros((size, 1))},
+        action=np.zeros((size, 1)) if action is None else action,
+        reward=np.array(reward),
+        value=np.array(value),
+        entropy=np.ones(size),
+        final_value=final_value,
+    )
+    return Episode(sum(reward), size, terminated, None, trace)
+
+
+def test_returns_by_hand() -> None:
+    assert discounted_returns(episode([1, 2, 4], [0, 0, 0]), gamma=0.5).tolist() == [3.0, 4.0, 4.0]
+    cut = episode([1, 2, 4], [0, 0, 0], terminated=False, final_value=8.0)
+    assert discounted_returns(cut, gamma=0.5).tolist() == [4.0, 6.0, 8.0]
+
+
+def test_a_perfect_critic_and_a_hopeful_one() -> None:
+    reward = [1.0, 0.0, 3.0, 1.0, 2.0]
+    truth = discounted_returns(episode(reward, np.zeros(5)), gamma=0.9)
+    perfect = ValueAnalysis.of([episode(reward, truth)], gamma=0.9)
+    assert perfect.explained_variance == pytest.approx(1.0) and perfect.bias == pytest.approx(0.0)
+    assert perfect.calibration == (pytest.approx(1.0), pytest.approx(0.0))
+    # Twice the truth and three more: outcomes are half of what is left after taking three away.
+    hopeful = ValueAnalysis.of([episode(reward, 2 * truth + 3)], gamma=0.9)
+    assert hopeful.calibration == (pytest.approx(0.5), pytest.approx(-1.5))
+    assert hopeful.bias == pytest.approx(truth.mean() + 3)
+    assert "hopes for too much" in hopeful.lines()[1] and "exaggerates" in hopeful.lines()[3]
+    assert len(hopeful.lines()) == 5
+
+
+def test_errors_are_put_where_they_are() -> None:
+    value = np.zeros(100)
+    value[-1] = 7.0  # wrong at the very last step only: the return there is 0
+    analysis = ValueAnalysis.of([episode([0.0] * 100, value)], gamma=0.99)
+    _, mean, rmse = analysis.error_by_time_to_end()
+    assert mean[0] > 0 and rmse[0] > 0 and not mean[1:].any() and not rmse[1:].any()
+    assert "larger near the end" in analysis.lines()[4]
+
+
+def test_saturation_and_roughness_by_hand() -> None:
+    action = np.array([[1.0, 0.0], [-1.0, 0.1], [1.0, 0.2], [0.0, 0.3]])
+    spec = ActionSpec("box", (2,), (-1.0, -1.0), (1.0, 1.0))
+    found = PolicyAnalysis.of([episode([0.0] * 4, [0.0] * 4, action=action)], spec)
+    assert found.saturation.tolist() == [0.75, 0.0]
+    np.testing.assert_allclose(found.roughness, [(1 + 1 + 0.5) / 3, 0.05])
+
+
+def test_discrete_choices() -> None:
+    actions = [np.array([0, 2, 2, 1]), np.array([1, 1])]
+    found = PolicyAnalysis.of(
+        [episode([0.0] * len(a), [0.0] * len(a), action=a) for a in actions], ActionSpec("discrete", (3,))
+    )
+    assert found.discrete and found.roughness.tolist() == [0.5]  # two of three, none of one
+    assert any("changes its choice in 50%" in line for line in found.lines())
+
+
+@pytest.mark.parametrize("env", ["Pendulum-v1", "CartPole-v1"])
+def test_the_command_writes_a_page_that_needs_nothing_else(env: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options: dict[str, Any] = {"num_envs": 2, "num_steps": 64, "minibatch_size": 64, "total_timesteps": 256}
+    result = train(env=env, compile="off", tensorboard=False, progress=False, **options)
+    arguments = ["evaluate", str(result.run_dir), "--episodes", "3", "--analyze-value", "--analyze-policy"]
+    assert main(arguments) == 0
+    page = Path(capsys.readouterr().out.splitlines()[-1].removeprefix("report "))
+    text = page.read_text()
+    figures = {path.stem for path in page.parent.glob("*.png")}
+    assert ("value-map" in figures) == (env == "Pendulum-v1")  # an angle and its velocity make a map
+    assert figures >= {"value-calibration", "value-episodes", "value-error", "policy-actions", "policy-summary"}
+    assert text.count("data:image/png;base64,") == len(figures) and "http" not in text
