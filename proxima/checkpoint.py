@@ -127,12 +127,12 @@ def newest_whole(*run_dirs: Path, resumable: bool = False) -> Path | None:
 
 
 def prune(run_dir: Path, *, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints of a run and the one with the best return."""
+    """Delete all but the newest `keep` checkpoints of a run and the best: as evaluated, else as trained."""
     paths = list_checkpoints(run_dir)
-    returns = {path: _episode_return(path) for path in paths}
+    returns = {path: (_return(path, "eval_return"), _return(path, "episode_return")) for path in paths}
     best = max(paths, key=lambda path: returns[path], default=None)
     for path in paths[:-keep]:
-        if path != best or returns[path] == -math.inf:
+        if path != best or max(returns[path]) == -math.inf:
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -209,9 +209,9 @@ def _damage(checkpoint: Path, file_name: str | None = None) -> str | None:
     return None
 
 
-def _episode_return(checkpoint: Path) -> float:
+def _return(checkpoint: Path, name: str) -> float:
     try:
-        value = float(read_metadata(checkpoint).get("episode_return"))  # type: ignore[arg-type]
+        value = float(read_metadata(checkpoint).get(name))  # type: ignore[arg-type]
     except (UsageError, TypeError, ValueError):
         return -math.inf
     return -math.inf if math.isnan(value) else value

@@ -172,6 +172,20 @@ class CheckpointOptions:
 
 
 @dataclass
+class EvaluationOptions:
+    """How the policy is looked at while it learns."""
+
+    eval_every: int = option(0, at_least=0)
+    """Env steps between evaluations on separate envs; 0 makes none. The checkpoint of the best is kept."""
+    eval_episodes: int = option(10, at_least=1)
+    """Deterministic episodes of an evaluation."""
+    record_every: int = option(0, at_least=0)
+    """Env steps between videos in the run's videos/; 0 makes none."""
+    video_length: int | None = option(None, at_least=1)
+    """Env steps of such a video. None: one episode."""
+
+
+@dataclass
 class TrackOptions:
     """What a run shows and writes."""
 
@@ -194,6 +208,7 @@ class Config:
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     normalize: NormalizeOptions = field(default_factory=NormalizeOptions)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
+    evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
     track: TrackOptions = field(default_factory=TrackOptions)
 
     @property

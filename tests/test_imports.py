@@ -22,7 +22,7 @@ ALLOWED = {
     "envs": FOUNDATION,
     "track": FOUNDATION,
     "checkpoint": FOUNDATION | {"__init__"},
-    "training": FOUNDATION | {"data", "algo", "nets", "envs", "track", "checkpoint"},
+    "training": FOUNDATION | {"data", "algo", "nets", "envs", "track", "checkpoint", "evaluate"},
     "evaluate": FOUNDATION | {"data", "nets", "envs", "checkpoint"},
     "cli": {"*"},
     "__init__": {"*"},

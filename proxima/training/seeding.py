@@ -2,7 +2,7 @@
 
 import numpy as np
 
-_STREAMS = ("networks", "actions", "minibatches", "resumed envs")
+_STREAMS = ("networks", "actions", "minibatches", "resumed envs", "evaluation")
 
 
 def stream_seed(seed: int, stream: str) -> int:

@@ -24,6 +24,7 @@ from proxima.nets.spec import Spec
 from proxima.track.tracker import Tracker, make_console
 from proxima.training import setup
 from proxima.training.collector import Collector
+from proxima.training.examiner import Examiner
 from proxima.training.resume import check_incomplete, is_complete, newest_of_name, resumed_config
 from proxima.training.seeding import stream_seed
 from proxima.training.signals import Interrupted, StopSignals
@@ -78,6 +79,7 @@ class Trainer:
             seed=stream_seed(run.seed, "actions"),
             flat=self.learner.flat if setup.compiles_actor(config, self.device) else None,
         )
+        self.examiner = Examiner(config, self.policy, step=0)
         self.iteration = 0
         self.lineage: list[str] = []
         self.last_checkpoint: Path | None = None
@@ -108,12 +110,14 @@ class Trainer:
                     metrics = self.iterate()
                     if not started:
                         freeze_garbage()
+                    is_best = self.examiner.examine(self.collector.global_step, self.run_dir)
+                    metrics |= self.examiner.metrics
                     with signals.shield():
                         boundary = self.snapshot()
                         metrics["wall_time"] = time.perf_counter() - start
                         metrics["steps_per_second"] = (metrics["global_step"] - first_step) / metrics["wall_time"]
                         tracker.write(metrics)
-                        if due(self.collector.global_step):
+                        if due(self.collector.global_step) or is_best:
                             self.save(boundary)
                 with signals.shield():
                     self.save(boundary)
@@ -127,6 +131,7 @@ class Trainer:
                 signals.lower_priority()
                 tracker.close(metrics)
                 self.env.close()
+                self.examiner.close()
         if boundary is not None and self._saved_iteration != self.iteration:
             raise ProximaError(
                 f"trained to the end, but the end could not be saved; the last is {self.last_checkpoint}."
@@ -183,6 +188,7 @@ class Trainer:
                 "learner": learner,
                 "collector": self.collector.get_state(),
                 "env": env_state,
+                "examiner": self.examiner.get_state(),
                 "env_type": type(self.env).__name__,
             }
         metadata = {
@@ -190,6 +196,7 @@ class Trainer:
             "iteration": self.iteration,
             "global_step": self.collector.global_step,
             "episode_return": self.collector.episodes.metrics()["episode_return"],
+            "eval_return": self.examiner.metrics.get("eval_return"),
             "resumed_from": self.lineage[-1] if self.lineage else None,
             "lineage": self.lineage,
             "spec": self.spec.to_dict(),
@@ -243,6 +250,7 @@ class Trainer:
         same_device = self.learner.load_state_dict({"optimizer": optimizer, **state["learner"]})
         self.learner.follow_changes(config_from_dict(metadata["config"], source=str(source)))
         self.iteration = state["iteration"]
+        self.examiner.set_state(state["examiner"])
         exact = self._restore_envs(state)
         seed = None if exact else stream_seed(self.config.run.seed + self.iteration, "resumed envs") % 2**31
         same_device &= self.collector.set_state(state["collector"], new_episodes_seed=seed)

@@ -1,0 +1,103 @@
+"""Evaluation while a run goes on: on envs of its own, so that training stays the same to the bit with and without."""
+
+import copy
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from proxima.config import Config
+from proxima.envs.make import make_env
+from proxima.errors import UsageError
+from proxima.evaluate.episodes import MOST_ENVS, run_episodes
+from proxima.evaluate.policy import LoadedPolicy
+from proxima.nets.actor_critic import ActorCritic
+from proxima.training.seeding import stream_seed
+
+log = logging.getLogger("proxima")
+
+
+class Examiner:
+    """Runs deterministic episodes, and records videos, every so many env steps."""
+
+    def __init__(self, config: Config, policy: ActorCritic, *, step: int):
+        self.config, self.policy = config, policy
+        self.metrics: dict[str, float] = {}
+        """The latest examination; NaN before the first, empty where none is wanted."""
+        self.best = -math.inf
+        self._step, self._can_record = step, True
+        options = config.evaluation
+        if options.eval_every:
+            self.metrics = dict.fromkeys(("eval_return", "eval_return_std", "eval_length"), math.nan)
+            self._env = make_env(
+                config.env.env,
+                num_envs=min(options.eval_episodes, MOST_ENVS),
+                env_kwargs=config.env.env_kwargs,
+                max_episode_steps=config.env.max_episode_steps,
+            )
+
+    def examine(self, step: int, run_dir: Path) -> bool:
+        """Whatever is due after the training step `step`; tells whether the policy is the best so far."""
+        options, before, self._step = self.config.evaluation, self._step, step
+        if self._can_record and _due(options.record_every, before, step):
+            try:
+                self._record(step, run_dir)
+            except UsageError as error:
+                log.warning("No videos: %s", error)
+                self._can_record = False
+        return _due(options.eval_every, before, step) and self._evaluate()
+
+    def _evaluate(self) -> bool:
+        # A copy on the CPU: the envs are there, and nothing of the original is touched.
+        policy = copy.deepcopy(self.policy).cpu()
+        episodes = run_episodes(
+            policy,
+            self._env,
+            episodes=self.config.evaluation.eval_episodes,
+            seed=stream_seed(self.config.run.seed, "evaluation") % 2**31,
+            deterministic=True,
+        )
+        returns = torch.tensor([episode.return_ for episode in episodes], dtype=torch.float64)
+        lengths = torch.tensor([episode.length for episode in episodes], dtype=torch.float64)
+        self.metrics = {
+            "eval_return": float(returns.mean()),
+            "eval_return_std": float(returns.std(correction=0)),
+            "eval_length": float(lengths.mean()),
+        }
+        is_best = self.metrics["eval_return"] > self.best
+        self.best = max(self.best, self.metrics["eval_return"])
+        return is_best
+
+    def _record(self, step: int, run_dir: Path) -> None:
+        from proxima.evaluate.video import record
+
+        env = self.config.env
+        record(
+            LoadedPolicy(copy.deepcopy(self.policy).cpu()).act,
+            env.env,
+            path=run_dir / "videos" / f"{env.env.replace('/', '_')}-step{step}.mp4",
+            env_kwargs=env.env_kwargs,
+            max_episode_steps=env.max_episode_steps,
+            seed=self.config.run.seed,
+            length=self.config.evaluation.video_length,
+        )
+
+    def get_state(self) -> dict[str, Any]:
+        """What a resume needs."""
+        return {"metrics": self.metrics, "best": self.best, "step": self._step}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Put back what `get_state` gave."""
+        self.metrics |= {name: value for name, value in state["metrics"].items() if name in self.metrics}
+        self.best, self._step = state["best"], state["step"]
+
+    def close(self) -> None:
+        """Free the envs."""
+        if self.config.evaluation.eval_every:
+            self._env.close()
+
+
+def _due(every: int, before: int, now: int) -> bool:
+    return bool(every) and now // every > before // every

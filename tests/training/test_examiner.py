@@ -1,0 +1,75 @@
+"""Evaluation and videos during training, which must not change it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import imageio.v3 as iio
+import pytest
+import torch
+
+from proxima import checkpoint, train
+from proxima.evaluate.episodes import evaluate
+from proxima.training import examiner as examiner_module
+
+SMALL = {
+    "env": "Hopper-v5",
+    "num_envs": 4,
+    "num_steps": 32,
+    "minibatch_size": 32,
+    "update_epochs": 2,
+    "total_timesteps": 128 * 8,
+    "tensorboard": False,
+    "progress": False,
+    "compile": "off",
+}
+
+
+def rows(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_training_is_the_same_to_the_bit_with_and_without() -> None:
+    plain = train(**SMALL)
+    examined = train(**SMALL, eval_every=256, eval_episodes=3, name="examined")
+    for name in ("agent.pt", "optimizer.pt"):
+        one, two = checkpoint.read(plain.checkpoint, name), checkpoint.read(examined.checkpoint, name)
+        assert all(torch.equal(one[key], two[key]) for key in one)
+    found = [row["eval_return"] for row in rows(examined.run_dir)]
+    assert found[0] is None and found[1] is not None  # 128 steps an iteration, an evaluation after 256
+    assert "eval_return" not in rows(plain.run_dir)[0]
+
+
+def test_the_best_evaluated_checkpoint_is_kept_and_evaluates_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examiner_module, "stream_seed", lambda *_: 7)
+    result = train(**SMALL, eval_every=128, eval_episodes=3, keep_checkpoints=1)
+    kept = checkpoint.list_checkpoints(result.run_dir)
+    best = max(row["eval_return"] for row in rows(result.run_dir))
+    told = {path: checkpoint.read_metadata(path)["eval_return"] for path in kept}
+    assert max(told.values()) == best and len(kept) <= 2
+    path = max(told, key=lambda path: told[path])
+    assert evaluate(path, episodes=3, seed=7).returns.mean == pytest.approx(best)
+
+
+def test_a_resume_goes_on_with_the_best_so_far() -> None:
+    whole = train(**SMALL, eval_every=256, eval_episodes=2, name="whole")
+    half = train(**(SMALL | {"total_timesteps": 128 * 5}), eval_every=256, eval_episodes=2, name="half")
+    rest = train(resume_from=half.run_dir, total_timesteps=SMALL["total_timesteps"])
+    ours, theirs = rows(rest.run_dir), rows(whole.run_dir)[5:]
+    assert [row["eval_return"] for row in ours] == [row["eval_return"] for row in theirs]
+
+
+def test_videos_are_recorded(tmp_path: Path) -> None:
+    result = train(**(SMALL | {"env": "CartPole-v1"}), record_every=512, video_length=20)
+    videos = sorted((result.run_dir / "videos").iterdir())
+    assert [video.name for video in videos] == ["CartPole-v1-step1024.mp4", "CartPole-v1-step512.mp4"]
+    assert len(iio.imread(videos[0])) >= 20
+
+
+def test_a_video_that_cannot_be_made_does_not_stop_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    from tests import probes
+
+    probes.register()
+    result = train(**(SMALL | {"env": "ProbeTwoKeys-v0"}), record_every=256)
+    assert result.global_step == SMALL["total_timesteps"]
+    assert caplog.text.count("No videos: ") == 1
