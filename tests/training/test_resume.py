@@ -125,10 +125,17 @@ def test_killed_at_twenty_random_moments(tmp_path: Path) -> None:
     whole = train(name="whole", **options)
     moments, fork = random.Random(0), multiprocessing.get_context("fork")  # forked: no time is lost in imports
     options |= {"name": "cut", "auto_resume": True}
-    for _ in range(20):  # anywhere: in the restore, in a rollout, in an update, in a save
+    enough = 0.0  # seconds to the first checkpoint, however busy the machine is
+    for number in range(20):  # anywhere: in the restore, in a rollout, in an update, in a save
         process = fork.Process(target=train, kwargs=options | {"checkpoint_freq": 1})
+        started = time.monotonic()
         process.start()
-        time.sleep(moments.uniform(0.0, 0.6))
+        if number == 0:
+            while not list((tmp_path / "runs" / "cut").glob("*/cut-*/metadata.yaml")):
+                time.sleep(0.01)
+            enough = time.monotonic() - started
+        else:
+            time.sleep(moments.uniform(0.0, 2.5 * enough))
         assert process.is_alive(), "the run was over before it could be killed: make it longer"
         process.kill()
         process.join()
@@ -254,7 +261,11 @@ def test_a_cut_or_edited_metadata_is_damage() -> None:
     result = train(env="InvertedPendulum-v5", total_timesteps=256, checkpoint_freq=128, **SMALL)
     older, newest = checkpoint.list_checkpoints(result.run_dir)
     text = (newest / "metadata.yaml").read_text()
-    for broken in (text[:900], text.replace("gamma: 0.99", "gamma: 0.5"), "format_version: 1\n"):
+    for broken in (
+        text[:900],
+        text.replace("gamma: 0.99", "gamma: 0.5"),
+        f"format_version: {checkpoint.FORMAT_VERSION}\n",
+    ):
         (newest / "metadata.yaml").write_text(broken)
         assert checkpoint.find(result.run_dir) == older
         with pytest.raises(UsageError, match=r"damaged|not whole|not the metadata"):
