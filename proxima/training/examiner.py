@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from proxima.config import Config
+from proxima.envs.base import VecEnv
 from proxima.envs.make import make_env
 from proxima.errors import UsageError
 from proxima.evaluate.episodes import MOST_ENVS, run_episodes
@@ -28,28 +29,30 @@ class Examiner:
         """The latest examination; NaN before the first, empty where none is wanted."""
         self.best = -math.inf
         self._step, self._can_record = step, True
-        options = config.evaluation
-        if options.eval_every:
+        self._env: VecEnv | None = None
+        if config.evaluation.eval_every:
             self.metrics = dict.fromkeys(("eval_return", "eval_return_std", "eval_length"), math.nan)
-            self._env = make_env(
-                config.env.env,
-                num_envs=min(options.eval_episodes, MOST_ENVS),
-                env_kwargs=config.env.env_kwargs,
-                max_episode_steps=config.env.max_episode_steps,
-            )
 
     def examine(self, step: int, run_dir: Path) -> bool:
         """Whatever is due after the training step `step`; tells whether the policy is the best so far."""
         options, before, self._step = self.config.evaluation, self._step, step
-        if self._can_record and _due(options.record_every, before, step):
+        if self._can_record and passed(options.record_every, before, step):
             try:
                 self._record(step, run_dir)
             except UsageError as error:
                 log.warning("No videos: %s", error)
                 self._can_record = False
-        return _due(options.eval_every, before, step) and self._evaluate()
+        return passed(options.eval_every, before, step) and self._evaluate()
 
     def _evaluate(self) -> bool:
+        if self._env is None:  # on first use: a run that ends before it has nothing to free
+            env = self.config.env
+            self._env = make_env(
+                env.env,
+                num_envs=min(self.config.evaluation.eval_episodes, MOST_ENVS),
+                env_kwargs=env.env_kwargs,
+                max_episode_steps=env.max_episode_steps,
+            )
         # A copy on the CPU: the envs are there, and nothing of the original is touched.
         policy = copy.deepcopy(self.policy).cpu()
         episodes = run_episodes(
@@ -95,9 +98,10 @@ class Examiner:
 
     def close(self) -> None:
         """Free the envs."""
-        if self.config.evaluation.eval_every:
+        if self._env is not None:
             self._env.close()
 
 
-def _due(every: int, before: int, now: int) -> bool:
+def passed(every: int, before: int, now: int) -> bool:
+    """Whether a multiple of `every` lies after step `before` and not after `now`; never where it is 0."""
     return bool(every) and now // every > before // every

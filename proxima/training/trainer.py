@@ -24,7 +24,7 @@ from proxima.nets.spec import Spec
 from proxima.track.tracker import Tracker, make_console
 from proxima.training import setup
 from proxima.training.collector import Collector
-from proxima.training.examiner import Examiner
+from proxima.training.examiner import Examiner, passed
 from proxima.training.resume import check_incomplete, is_complete, newest_of_name, resumed_config
 from proxima.training.seeding import stream_seed
 from proxima.training.signals import Interrupted, StopSignals
@@ -333,7 +333,7 @@ class Due:
     def __call__(self, step: int) -> bool:
         """Whether one is due now; if so, the next is due one interval later."""
         now = time.monotonic()
-        by_step = bool(self._freq) and step // self._freq > self._step // self._freq
+        by_step = passed(self._freq, self._step, step)
         by_time = bool(self._seconds) and now - self._time >= self._seconds
         if by_step or by_time:
             self._step, self._time = step, now
