@@ -15,6 +15,18 @@ from proxima.errors import UsageError
 ONE_HOT = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
+class FlatBox(spaces.Box):
+    """The Box that another space becomes, which remembers what it was."""
+
+    def __init__(self, source: spaces.Space) -> None:
+        flat = spaces.flatten_space(source)
+        assert isinstance(flat, spaces.Box)
+        super().__init__(
+            flat.low, flat.high, flat.shape, np.float32 if isinstance(source, ONE_HOT) else flat.dtype.type
+        )
+        self.source = source
+
+
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """One array of an observation: where it sits in the env's own observation, and the Box that it becomes."""
@@ -37,10 +49,10 @@ def _leaves(space: spaces.Space, path: tuple[str | int, ...]) -> Iterator[Leaf]:
     key = "/".join(str(part) for part in path) or "obs"
     if isinstance(space, spaces.Box):
         # A scalar observation becomes a vector of one, so that every array has a feature axis.
-        box = space if space.shape else spaces.Box(space.low.reshape(1), space.high.reshape(1), dtype=space.dtype)
+        box = space if space.shape else FlatBox(space)
         yield Leaf(key, path, space, box)
     elif isinstance(space, ONE_HOT):
-        yield Leaf(key, path, space, spaces.Box(0.0, 1.0, spaces.flatten_space(space).shape, np.float32))
+        yield Leaf(key, path, space, FlatBox(space))
     else:
         raise UsageError(
             f"observation {key!r} is a {type(space).__name__} space ({space}), which has no fixed-size array form; "

@@ -1,7 +1,8 @@
-"""A camera that keeps up with the robot.
+"""A camera that keeps up with the robot, and ground that does not end.
 
 Since 1.4 Gymnasium draws its MuJoCo tasks with a camera that stands still, and whatever learned to run leaves the
-picture within a second or two. Their models still bring a camera named "track", which was the default before.
+picture within a second or two. Their models still bring a camera named "track", which was the default before. The
+floors of some are drawn for forty metres and go on unseen.
 """
 
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ def follow(env: gym.Env, env_kwargs: Mapping[str, Any] | None) -> None:
     camera = _tracking_camera(env)
     if camera is not None and not any(choice in (env_kwargs or {}) for choice in _CHOICES):
         _renderer(env).camera_id = camera
+        _draw_floor_without_end(_renderer(env).model)
 
 
 def follow_in_window(env: gym.Env) -> None:
@@ -33,6 +35,19 @@ def follow_in_window(env: gym.Env) -> None:
 
     renderer.viewer.cam.type = mujoco.mjtCamera.mjCAMERA_TRACKING
     renderer.viewer.cam.trackbodyid = renderer.model.cam_bodyid[camera]
+
+
+def _draw_floor_without_end(model: Any) -> None:
+    """For the physics a plane has no edge; in a drawing a size of 0 says so, and its pattern then counts by metres."""
+    import mujoco
+
+    for plane in (model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE).nonzero()[0]:
+        sides, material = model.geom_size[plane, :2], model.geom_matid[plane]
+        if not sides.all():
+            continue
+        if material >= 0 and not model.mat_texuniform[material]:
+            model.mat_texrepeat[material] /= sides
+        model.geom_size[plane, :2] = 0.0
 
 
 def _renderer(env: gym.Env) -> Any:

@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from proxima import checkpoint
+from proxima.compiling import process_settings_kept
 from proxima.config import config_from_dict
 from proxima.data.rollout import as_stored
 from proxima.envs.base import Step, VecEnv
@@ -18,6 +19,7 @@ from proxima.errors import UsageError
 from proxima.evaluate.policy import load_policy
 from proxima.evaluate.statistics import Summary
 from proxima.nets.actor_critic import ActorCritic
+from proxima.nets.encoders import is_image
 from proxima.nets.spec import Spec
 
 # Each env of a vector env runs as many episodes as the others; so many envs at most.
@@ -138,7 +140,10 @@ def evaluate(
         if found != policy.spec:
             raise UsageError(f"{env} does not fit the policy: the env has {found}, the policy {policy.spec}.")
         start = time.perf_counter()
-        done = run_episodes(policy, world, episodes=episodes, seed=seed, deterministic=deterministic, trace=trace)
+        with process_settings_kept():
+            if not any(is_image(spec.shape) for spec in policy.spec.obs.values()):
+                torch.set_num_threads(1)  # for so little, threads cost more than they give
+            done = run_episodes(policy, world, episodes=episodes, seed=seed, deterministic=deterministic, trace=trace)
         seconds = time.perf_counter() - start
     finally:
         world.close()

@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Generator
 
 from proxima import checkpoint
 from proxima.config import config_from_dict
+from proxima.data.rollout import as_stored
 from proxima.errors import UsageError
 from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.spec import Spec
@@ -23,24 +24,41 @@ class LoadedPolicy:
         self.spec = policy.spec
         self._generator = Generator().manual_seed(seed)
 
-    def act(self, obs: ArrayLike | Mapping[str, ArrayLike], *, deterministic: bool = True) -> NDArray:
-        """The action in the env's own units for one observation, or one a row for a batch `[B, ...]`."""
-        given = obs if isinstance(obs, Mapping) else {"obs": obs}
-        batched, tensors = True, {}
-        for key, spec in self.spec.obs.items():
-            if key not in given:
-                raise UsageError(f"the observation lacks {key!r}; the policy was trained on {sorted(self.spec.obs)}.")
-            array = np.asarray(given[key])
-            batched = array.ndim == len(spec.shape) + 1
-            if array.shape[batched:] != spec.shape:
-                raise UsageError(f"observation {key!r} has shape {array.shape}, but the policy takes {spec.shape}.")
-            tensor = torch.as_tensor(array if batched else array[None])
-            tensors[key] = tensor if spec.dtype == "uint8" else tensor.float()
-        size = len(next(iter(tensors.values())))
-        noise = None if deterministic else torch.randn(size, self.policy.noise_size, generator=self._generator)
+    def act(self, obs: Any, *, deterministic: bool = True) -> NDArray:
+        """The action in the env's own units for one observation, or one a row for a batch `[B, ...]`.
+
+        Observations are as the env gives them: an array, a dict, a tuple, the number of a Discrete space; or flat, as
+        vector envs give them.
+        """
+        rows = {key: spec.read(key, _find(obs, key, self.spec)) for key, spec in self.spec.obs.items()}
+        batched = {key for key, (_, is_batch) in rows.items() if is_batch}
+        sizes = {key: len(array) for key, (array, _) in rows.items()}
+        if len(batched) not in (0, len(rows)) or len(set(sizes.values())) > 1:
+            raise UsageError(f"the observations are not as many for each key: {sizes}.")
+        tensors = as_stored({key: torch.as_tensor(array) for key, (array, _) in rows.items()})
+        noise = None
+        if not deterministic:
+            noise = torch.randn(max(sizes.values()), self.policy.noise_size, generator=self._generator)
         _, action = self.policy.act(tensors, noise)
         in_env_form = self.spec.action.to_env(action.numpy())
         return in_env_form if batched else in_env_form[0]
+
+
+def _find(obs: Any, key: str, spec: Spec) -> Any:
+    """The part of an observation that a key of the policy names: flat, or nested as the env has it."""
+    if not isinstance(obs, (Mapping, tuple)) and list(spec.obs) == ["obs"]:
+        return obs
+    if isinstance(obs, Mapping) and key in obs:
+        return obs[key]
+    part = obs
+    for name in key.split("/"):
+        if isinstance(part, Mapping) and name in part:
+            part = part[name]
+        elif isinstance(part, tuple) and name.isdecimal() and int(name) < len(part):
+            part = part[int(name)]
+        else:
+            raise UsageError(f"the observation lacks {key!r}; the policy was trained on {sorted(spec.obs)}.")
+    return part
 
 
 def load_policy(path: str | Path, *, seed: int = 0) -> LoadedPolicy:

@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 from proxima import checkpoint
 from proxima.config import config_from_dict
 from proxima.envs.env_group import ENV_ERRORS, Recipe
-from proxima.envs.spaces import ObservationLayout, step_seconds
+from proxima.envs.spaces import step_seconds
 from proxima.errors import UsageError
 from proxima.evaluate.camera import follow, follow_in_window, is_mujoco
 from proxima.evaluate.headless import explain_broken_choice, offscreen, require_display
 from proxima.evaluate.mp4 import Mp4Writer
 from proxima.evaluate.policy import load_policy
 
-Act = Callable[[dict[str, NDArray]], Any]
-"""From one observation, flat as policies see it (`{"obs": ...}` for a plain Box), to the env's own action."""
+Act = Callable[[Any], Any]
+"""From one observation of the env to an action of the env."""
 
 LONGEST_EPISODE = 10_000
 """Steps after which a video without a length ends, for envs that never do."""
@@ -110,8 +110,8 @@ def record_checkpoint(
     folder = checkpoint.find(path)
     act, env_id, options = _cast(folder, env=env, seed=seed, deterministic=deterministic)
     step = checkpoint.read_metadata(folder)["global_step"]
-    name = f"{re.sub(r'[^A-Za-z0-9._-]+', '-', env_id)}-step{step}-seed{seed}.mp4"
-    return record(act, env_id, path=folder.parent / "videos" / name, seed=seed, length=length, **options)
+    name = f"{re.sub(r'[^A-Za-z0-9._-]+', '-', env_id)}-step{step}-seed{seed}{'' if deterministic else '-stochastic'}"
+    return record(act, env_id, path=folder.parent / "videos" / f"{name}.mp4", seed=seed, length=length, **options)
 
 
 def watch_checkpoint(
@@ -184,11 +184,10 @@ def _check_modes(env_id: str, metadata: Mapping[str, Any] | None, mode: str) -> 
 
 def _play(env: gym.Env, act: Act, *, seed: int, length: int | None) -> Iterator[None]:
     """Act for `length` steps, or one episode; stops after every reset and every step, for a look."""
-    layout = ObservationLayout(env.observation_space)
     obs, _ = env.reset(seed=seed)
     yield
     for step in range(1, (length or LONGEST_EPISODE) + 1):
-        action = act(_flat(layout, obs))
+        action = act(obs)
         if np.shape(action) != env.action_space.shape:
             raise UsageError(
                 f"the action has shape {np.shape(action)}, but env {_name(env)!r} takes {env.action_space}: "
@@ -201,12 +200,6 @@ def _play(env: gym.Env, act: Act, *, seed: int, length: int | None) -> Iterator[
                 return
             obs, _ = env.reset()
             yield
-
-
-def _flat(layout: ObservationLayout, obs: Any) -> dict[str, NDArray]:
-    arrays = [np.zeros((1, *leaf.box.shape), leaf.box.dtype) for leaf in layout.leaves]
-    layout.write(obs, arrays, 0)
-    return {leaf.key: array[0] for leaf, array in zip(layout.leaves, arrays, strict=True)}
 
 
 def _frame(env: gym.Env) -> NDArray:

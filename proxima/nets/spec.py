@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import ArrayLike
 
 from proxima.errors import UsageError
 
@@ -31,10 +32,10 @@ class ActionSpec:
             action = action + np.array(self.start).reshape(action.shape[1:])
         action = action.reshape(len(action), *self.shape)
         dtype = np.dtype(self.dtype)
+        if self.kind == "box" and dtype != np.float32:  # the policy's bounds were rounded to float32
+            low, high = (np.array(bound).reshape(self.shape) for bound in (self.low, self.high))
+            action = np.clip(action.astype(np.float64), low, high)
         action = (np.rint(action) if dtype.kind in "iu" else action).astype(dtype)
-        if self.kind == "box":  # in the env's precision: the policy's bounds were rounded to float32
-            low, high = (np.array(bound, dtype).reshape(self.shape) for bound in (self.low, self.high))
-            action = np.clip(action, low, high)
         return action
 
 
@@ -44,6 +45,45 @@ class ObsSpec:
 
     shape: tuple[int, ...]
     dtype: str
+    own_shape: tuple[int, ...] | None = None
+    """Of what the env itself gives, where that is another: a number of a Discrete space, say, which becomes one-hot."""
+    choices: tuple[int, ...] = ()
+    """How many choices each number of the env's own observation has, where it counts choices."""
+    start: tuple[int, ...] = ()
+    """The first choice of each."""
+
+    def read(self, key: str, value: ArrayLike) -> tuple[np.ndarray, bool]:
+        """One observation or a batch, as the env or a vector env gives it: `[B, *shape]`, and whether it was a batch.
+
+        Where a shape fits both forms, integers count choices and floats are one-hot.
+        """
+        array = np.asarray(value)
+        axes = array.ndim - len(self.shape)
+        fits = axes in (0, 1) and array.shape[axes:] == self.shape
+        if self.own_shape is not None and (not fits or (self.choices and array.dtype.kind in "iu")):
+            own_axes = array.ndim - len(self.own_shape)
+            if own_axes in (0, 1) and array.shape[own_axes:] == self.own_shape:
+                axes, fits = own_axes, True
+                array = self._flatten(key, array)
+        if not fits:
+            own = "" if self.own_shape is None else f" (or {self.own_shape}, as the env has it)"
+            raise UsageError(f"observation {key!r} has shape {array.shape}, but the policy takes {self.shape}{own}.")
+        return array.reshape(-1, *self.shape), axes == 1
+
+    def _flatten(self, key: str, array: np.ndarray) -> np.ndarray:
+        if not self.choices:
+            return array
+        chosen = array.reshape(-1, len(self.choices)) - np.array(self.start)
+        wrong = (chosen < 0) | (chosen >= self.choices) | (chosen != np.floor(chosen))
+        if wrong.any():
+            row, column = np.argwhere(wrong)[0]
+            first, count = self.start[column], self.choices[column]
+            raise UsageError(
+                f"observation {key!r} is {array.reshape(chosen.shape)[row, column]}, but its space has the whole "
+                f"numbers from {first} to {first + count - 1}."
+            )
+        columns = zip(self.choices, chosen.astype(int).T, strict=True)
+        return np.concatenate([np.eye(count, dtype=np.float32)[column] for count, column in columns], axis=1)
 
 
 @dataclass(frozen=True)
@@ -56,23 +96,40 @@ class Spec:
     def to_dict(self) -> dict[str, Any]:
         """Lists and numbers only, for YAML."""
         return {
-            "obs": {key: {"shape": list(o.shape), "dtype": o.dtype} for key, o in self.obs.items()},
-            "action": {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self.action).items()},
+            "obs": {key: _plain(o) for key, o in self.obs.items()},
+            "action": _plain(self.action),
         }
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Spec":
         """What `to_dict` described."""
-        obs = {key: ObsSpec(tuple(o["shape"]), o["dtype"]) for key, o in data["obs"].items()}
-        action = data["action"]
-        lists = {name: tuple(action[name]) for name in ("sizes", "low", "high", "shape", "start")}
-        return cls(obs, ActionSpec(kind=action["kind"], dtype=action["dtype"], **lists))
+        obs = {key: ObsSpec(**_with_tuples(o)) for key, o in data["obs"].items()}
+        return cls(obs, ActionSpec(**_with_tuples(data["action"])))
 
     @classmethod
     def from_spaces(cls, observation_space: spaces.Dict, action_space: spaces.Space) -> "Spec":
         """The spec of a vector env's single-env spaces."""
-        obs = {key: ObsSpec(tuple(box.shape), str(box.dtype)) for key, box in observation_space.spaces.items()}
-        return cls(obs, _action_spec(action_space))
+        return cls({key: _obs_spec(box) for key, box in observation_space.spaces.items()}, _action_spec(action_space))
+
+
+def _plain(spec: ActionSpec | ObsSpec) -> dict[str, Any]:
+    return {name: list(x) if isinstance(x, tuple) else x for name, x in asdict(spec).items()}
+
+
+def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()}
+
+
+def _obs_spec(box: spaces.Space) -> ObsSpec:
+    source = getattr(box, "source", box)  # what a vector env made the Box of
+    shape, own = tuple(box.shape or ()), tuple(source.shape or ())
+    choices: tuple[int, ...] = ()
+    if isinstance(source, spaces.Discrete):
+        choices = (int(source.n),)
+    elif isinstance(source, spaces.MultiDiscrete):
+        choices = tuple(int(n) for n in np.ravel(source.nvec))
+    start = tuple(int(first) for first in np.ravel(source.start)) if choices else ()
+    return ObsSpec(shape, str(box.dtype), None if own == shape and not choices else own, choices, start)
 
 
 def _action_spec(space: spaces.Space) -> ActionSpec:
