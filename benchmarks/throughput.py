@@ -4,9 +4,9 @@
     python benchmarks/throughput.py --rounds 1 --only small
 
 Stable-Baselines3 is installed into a virtual environment of its own (benchmarks/.sb3-venv, kept). Each work is run by
-both in turn, `--rounds` times, and medians are compared; the first iteration of each, in which things are compiled and
-warmed up, is left out. Then the start-up is timed, eager and compiled. Nothing else should run on the machine. Writes
-throughput.md.
+both in turn, `--rounds` times; a ratio is the median of the rounds' ratios, since a machine's clock drifts. The first
+iteration of each, in which things are compiled and warmed up, is left out. Then the start-up is timed, eager and
+compiled. Nothing else should run on the machine. Writes throughput.md.
 """
 
 import argparse
@@ -96,8 +96,8 @@ def main() -> int:
         ours, others = [], []
         for _ in range(arguments.rounds):
             ours.append(run_proxima(ALL[name]))
-            others.append(ceiling(ALL[name]) if name in CEILINGS else run_sb3(ALL[name]))
-            print(name, {k: round(v, 2) for k, v in ours[-1].items()}, round(others[-1]), flush=True)
+            others.append({"bare physics": ceiling(ALL[name])} if name in CEILINGS else run_sb3(ALL[name]))
+            print(name, {k: round(v, 2) for k, v in (ours[-1] | others[-1]).items()}, flush=True)
         rows.append((name, ALL[name], ours, others))
     small = WORKS["small"]
     starts = {way: [run_proxima(small, compiled=way, iterations=3) for _ in range(3)] for way in ("off", "on")}
@@ -150,15 +150,15 @@ def run_proxima(work: dict[str, Any], *, compiled: str = "on", iterations: int |
     }
 
 
-def run_sb3(work: dict[str, Any]) -> float:
-    """Its best with one torch thread and, where the networks are wide, with two."""
+def run_sb3(work: dict[str, Any]) -> dict[str, float]:
+    """Steps a second with one torch thread and, where the networks are wide enough to gain from it, with two."""
     iterations = max(3, 60_000 // (work["envs"] * work["steps"]))
-    rates = []
+    rates = {}
     for threads in (1, 2) if work["width"] > 64 else (1,):
         command = [str(VENV / "bin" / "python"), "-c", SB3_SCRIPT, json.dumps(work), str(iterations), str(threads)]
-        rates.append(float(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
-        print(f"  SB3 with {threads} thread(s): {rates[-1]:,.0f}", flush=True)
-    return max(rates)
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        rates[f"SB3, {threads} thread{'s' * (threads > 1)}"] = float(output)
+    return rates
 
 
 def ceiling(work: dict[str, Any]) -> float:
@@ -166,7 +166,7 @@ def ceiling(work: dict[str, Any]) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def write(rows: list[tuple[str, dict[str, Any], list[dict], list[float]]], start: dict[str, float]) -> None:
+def write(rows: list[tuple[str, dict[str, Any], list[dict], list[dict]]], start: dict[str, float]) -> None:
     rounds = len(rows[0][2])
     describe = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
     commit = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True).stdout
@@ -176,27 +176,26 @@ def write(rows: list[tuple[str, dict[str, Any], list[dict], list[float]]], start
         "",
         f"`python benchmarks/throughput.py --rounds {rounds}`, commit {commit.strip()}, {platform.machine()}",
         f"({cpu.partition(': ')[2]}) with {os.cpu_count()} cores, Python {platform.python_version()}.",
-        "Env steps a second, updates included; medians of the rounds, which alternate. Stable-Baselines3 2.9.2 with",
-        "DummyVecEnv; one torch thread for 2x64, its fastest way, and the better of one and two for 2x256.",
+        "Env steps a second, updates included: medians of the rounds, which alternate; the ratio is the median of the",
+        "rounds' ratios. Stable-Baselines3 2.9.2 with DummyVecEnv and one torch thread, its fastest way with 2x64, and",
+        "with 2x256 also two.",
         "",
         "| work | Proxima | against | ratio | bar | each round | collection alone | share of the update | memory |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, work, ours, others in rows:
-
-        def median(key: str, runs: list[dict] = ours) -> float:
-            return statistics.median(run[key] for run in runs)
-
         key = "collect" if name == "collect" else "rate"
-        rate, other = median(key), statistics.median(others)
-        peer = "bare physics" if name in CEILINGS else "SB3"
         what = "collection alone" if name == "collect" else f"{work['epochs']} epochs, minibatch {work['batch']}"
-        each = " ".join(f"{run[key] / one:.2f}" for run, one in zip(ours, others, strict=True))
-        lines.append(
-            f"| {work['env']}, {work['envs']} x {work['steps']}, {what}, 2x{work['width']} | {rate:,.0f} "
-            f"| {peer} {other:,.0f} | **{rate / other:.2f}** | {work['bar']} | {each} "
-            f"| {median('collect'):,.0f} | {median('update share'):.0%} | {median('memory MB'):,.0f} MB |"
-        )
+        middle = {name: statistics.median(run[name] for run in ours) for name in ours[0]}
+        for peer in others[0]:
+            ratios = [run[key] / other[peer] for run, other in zip(ours, others, strict=True)]
+            each = " ".join(f"{ratio:.2f}" for ratio in ratios)
+            lines.append(
+                f"| {work['env']}, {work['envs']} x {work['steps']}, {what}, 2x{work['width']} | {middle[key]:,.0f} "
+                f"| {peer} {statistics.median(other[peer] for other in others):,.0f} "
+                f"| **{statistics.median(ratios):.2f}** | {work['bar']} | {each} "
+                f"| {middle['collect']:,.0f} | {middle['update share']:.0%} | {middle['memory MB']:,.0f} MB |"
+            )
     lines += [
         "",
         f"From the command to the first training step, 8 x 2048: {start['off']:.1f} s eager (bar 6), "

@@ -121,10 +121,24 @@ def _parser() -> Parser:
     export.add_argument("--out", metavar="FILE", help="the file to write (default: beside the checkpoint)")
     export.set_defaults(function=_export)
 
+    compare = commands.add_parser(
+        "compare",
+        help="compare finished runs in one page",
+        description="Compare runs by their metrics: curves over seeds, final returns, options that differ.",
+        allow_abbrev=False,
+    )
+    compare.add_argument("runs", nargs="+", metavar="[LABEL=]RUN", help="run folder, or a folder of runs")
+    compare.add_argument("--out", metavar="DIR", default="comparison", help="where to write (default: comparison)")
+    compare.add_argument(
+        "--threshold", type=float, metavar="RETURN", help="the return to be reached (default: 80 %% of the way up)"
+    )
+    compare.add_argument("--markdown", action="store_true", help="print the markdown that is written beside the page")
+    compare.set_defaults(function=_compare)
+
     envs = commands.add_parser("envs", help="list what can be trained, and by which back end", allow_abbrev=False)
     envs.add_argument("filter", nargs="?", default="", help="show only ids that contain this")
     envs.set_defaults(function=_envs)
-    for command in (train, bench, resume, evaluate, export, envs):
+    for command in (train, bench, resume, evaluate, export, compare, envs):
         command.set_defaults(flags=list(command._option_string_actions))
     return parser
 
@@ -235,6 +249,22 @@ def _export(arguments: argparse.Namespace) -> int:
     folder = checkpoint.find(arguments.path)
     print(f"exported  {export(folder, format=arguments.format, out=arguments.out)}")
     print(signature(folder))
+    return 0
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from proxima.report.compare import HEAD, rows, sentences, write_comparison
+
+    page, markdown, comparison = write_comparison(arguments.runs, out=arguments.out, threshold=arguments.threshold)
+    if arguments.markdown:
+        print(markdown, end="")
+        return 0
+    table = [HEAD, *rows(comparison)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for name, *cells in table:
+        padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+        print("  ".join([name.ljust(widths[0]), *padded]))
+    print("\n".join([*sentences(comparison), f"page {page}"]))
     return 0
 
 

@@ -24,6 +24,7 @@ ALLOWED = {
     "checkpoint": FOUNDATION | {"__init__"},
     "training": FOUNDATION | {"data", "algo", "nets", "envs", "track", "checkpoint", "evaluate"},
     "evaluate": FOUNDATION | {"data", "nets", "envs", "checkpoint"},
+    "report": FOUNDATION | {"evaluate"},
     "cli": {"*"},
     "__init__": {"*"},
     "__main__": {"cli"},

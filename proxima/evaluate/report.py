@@ -1,6 +1,5 @@
 """Figures, one page that needs nothing else, and a few lines of text about a trained agent."""
 
-import base64
 import html
 from pathlib import Path
 
@@ -10,18 +9,12 @@ import torch
 from proxima import checkpoint
 from proxima.config import config_from_dict
 from proxima.errors import UsageError
+from proxima.evaluate import page
 from proxima.evaluate.episodes import Evaluation
 from proxima.evaluate.policy import load_policy
 from proxima.evaluate.policy_analysis import PolicyAnalysis
 from proxima.evaluate.value_analysis import ValueAnalysis
 from proxima.nets.actor_critic import ActorCritic
-
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; } img { max-width: 100%; height: auto; }
-table { border-collapse: collapse; } td, th { padding: 0.2rem 0.9rem 0.2rem 0; text-align: right; }
-td:first-child, th:first-child { text-align: left; } code { background: #f2f2f2; padding: 0 0.2rem; }
-"""
 
 
 def write_report(evaluation: Evaluation, *, value: bool, policy: bool) -> tuple[Path, list[str]]:
@@ -51,11 +44,11 @@ def write_report(evaluation: Evaluation, *, value: bool, policy: bool) -> tuple[
                 plots.action_summary(actions, target / "policy-summary.png"),
             ]
             sections.append(("What does the policy do?", actions.lines(), figures))
-        page = target / "index.html"
-        page.write_text(_page(evaluation, sections))
+        index = target / "index.html"
+        index.write_text(_page(evaluation, sections))
     except OSError as error:
         raise UsageError(f"the report cannot be written to {target}: {error.strerror}.") from None
-    return page, [line for _, lines, _ in sections for line in lines]
+    return index, [line for _, lines, _ in sections for line in lines]
 
 
 def _value_map(agent: ActorCritic, evaluation: Evaluation, path: Path) -> list[Path]:
@@ -85,28 +78,17 @@ def _value_map(agent: ActorCritic, evaluation: Evaluation, path: Path) -> list[P
 
 
 def _page(evaluation: Evaluation, sections: list[tuple[str, list[str], list[Path]]]) -> str:
-    rows = "".join(
-        f"<tr><td>{name}</td>" + "".join(f"<td>{number:,.1f}</td>" for number in numbers) + "</tr>"
-        for name, numbers in (
-            (name, (s.mean, s.std, s.median, s.iqm, s.iqm_low, s.iqm_high, s.min, s.max))
-            for name, s in (("return", evaluation.returns), ("length", evaluation.lengths))
-        )
-    )
-    head = "".join(f"<th>{x}</th>" for x in ("", "mean", "std", "median", "IQM", "from", "to", "min", "max"))
+    rows = [
+        (name, *(f"{number:,.1f}" for number in (s.mean, s.std, s.median, s.iqm, s.iqm_low, s.iqm_high, s.min, s.max)))
+        for name, s in (("return", evaluation.returns), ("length", evaluation.lengths))
+    ]
     parts = [
         f"<h1>{html.escape(evaluation.env)}</h1>",
         f"<p>{len(evaluation.episodes)} {'deterministic' if evaluation.deterministic else 'stochastic'} episodes, seed "
         f"{evaluation.seed}, of <code>{html.escape(Path(evaluation.checkpoint).name)}</code>. IQM is the mean of the "
         "middle half, with its 95 % bootstrap interval.</p>",
-        f"<table><tr>{head}</tr>{rows}</table>",
+        page.table(("", "mean", "std", "median", "IQM", "from", "to", "min", "max"), rows),
     ]
     for title, lines, figures in sections:
-        parts.append(f"<h2>{html.escape(title)}</h2><p>{'<br>'.join(html.escape(line) for line in lines)}</p>")
-        for figure in figures:
-            data = base64.b64encode(figure.read_bytes()).decode()
-            parts.append(f'<p><img alt="{figure.stem}" src="data:image/png;base64,{data}"></p>')
-    title = html.escape(f"{evaluation.env}: report")
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
-    )
+        parts += [f"<h2>{html.escape(title)}</h2>", page.paragraph(lines), *map(page.picture, figures)]
+    return page.page(f"{evaluation.env}: report", parts)

@@ -1,0 +1,1 @@
+"""Finished runs, compared by what they wrote down: never a model."""

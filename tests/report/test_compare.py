@@ -1,0 +1,144 @@
+"""Comparisons of runs whose numbers are known."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from proxima.cli import main
+from proxima.errors import UsageError
+from proxima.report.comparison import compare, probability_of_improvement
+from proxima.report.runs import differing, load_groups, load_run
+
+
+def write_run(
+    folder: Path,
+    *,
+    returns: list[float | None],
+    seed: int = 1,
+    first_step: int = 100,
+    lineage: list[str] | None = None,
+    **options: Any,
+) -> Path:
+    """A run of 100 env steps and one second an iteration."""
+    folder.mkdir(parents=True)
+    with (folder / "metrics.jsonl").open("w") as file:
+        for i, value in enumerate(returns):
+            row = {
+                "global_step": first_step + 100 * i,
+                "wall_time": 1.0 + i,
+                "episode_return": value,
+                "approx_kl": 0.01,
+            }
+            file.write(json.dumps(row) + "\n")
+    sections = {"run": {"name": folder.parent.name, "seed": seed}, "optimizer": {"learning_rate": 1e-3} | options}
+    (folder / "config.yaml").write_text(yaml.safe_dump(sections))
+    if lineage:
+        (folder / "lineage.yaml").write_text(yaml.safe_dump({"lineage": lineage}))
+    return folder
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_group(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        write_run(tmp_path / "a" / str(seed), returns=[1.0], seed=seed)
+        write_run(tmp_path / "b" / str(seed), returns=[1.0], seed=seed, learning_rate=1e-4)
+    groups = load_groups([str(tmp_path)])
+    assert [(group.label, len(group.runs)) for group in groups] == [("a", 2), ("b", 2)]
+    assert differing(groups) == ["learning_rate"]
+    (named,) = load_groups([f"mine={tmp_path}"])
+    assert (named.label, len(named.runs)) == ("mine", 4)
+
+
+def test_groups_of_one_name_are_told_apart_by_their_options(tmp_path: Path) -> None:
+    write_run(tmp_path / "a" / "1", returns=[1.0])
+    write_run(tmp_path / "a" / "2", returns=[1.0], learning_rate=1e-4)
+    labels = [group.label for group in load_groups([str(tmp_path / "a")])]
+    assert labels == ["learning_rate 0.001", "learning_rate 0.0001"]
+
+
+def test_a_resumed_run_is_one_history_with_its_ancestors(tmp_path: Path) -> None:
+    first = write_run(tmp_path / "a" / "1", returns=[1.0, 2.0, 3.0, 4.0])
+    checkpoint = str(first / "a-00002-1115_101010")
+    write_run(tmp_path / "a" / "2", returns=[30.0, 40.0], first_step=300, lineage=[checkpoint])
+    ((run,),) = [group.runs for group in load_groups([str(tmp_path / "a")])]
+    assert run.columns["global_step"].tolist() == [100, 200, 300, 400]
+    assert run.columns["episode_return"].tolist() == [1, 2, 30, 40]  # what the first run did after it was left is gone
+    assert run.columns["wall_time"].tolist() == [1, 2, 3, 4]
+    moved = (tmp_path / "a").rename(tmp_path / "elsewhere")
+    assert load_run(moved / "2").columns["global_step"].tolist() == [100, 200, 300, 400]
+
+
+def test_the_numbers_are_what_they_say(tmp_path: Path) -> None:
+    rising = [None, *np.linspace(0.0, 18.0, 19)]  # 20 iterations to step 2,000
+    write_run(tmp_path / "good" / "1", returns=rising)
+    write_run(tmp_path / "good" / "2", returns=[None, *np.linspace(0.0, 36.0, 19)], seed=2)
+    write_run(tmp_path / "flat" / "1", returns=[5.0] * 20, learning_rate=1e-4)
+    found = compare(load_groups([str(tmp_path / "good"), str(tmp_path / "flat")]), threshold=12.0)
+    good, flat = found.results
+    # The last tenth of 2,000 steps is 1,800, 1,900 and 2,000.
+    assert good.finals == pytest.approx([17.0, 34.0]) and good.final.iqm == pytest.approx(25.5)
+    assert good.area == pytest.approx((9.0 + 18.0) / 2) and flat.area == pytest.approx(5.0)
+    assert (good.steps_to_threshold, good.seconds_to_threshold) == (pytest.approx(1100.0), pytest.approx(11.0))
+    assert (flat.steps_to_threshold, flat.reached) == (None, 0)
+    assert good.steps_per_second == pytest.approx(100.0)
+    assert found.improvement["good", "flat"][0] == 1.0 and found.improvement["flat", "good"][0] == 0.0
+
+
+def test_half_of_the_seeds_at_the_threshold_are_not_a_median(tmp_path: Path) -> None:
+    write_run(tmp_path / "a" / "1", returns=[0.0, 9.0])
+    write_run(tmp_path / "a" / "2", returns=[0.0, 1.0], seed=2)
+    (result,) = compare(load_groups([str(tmp_path / "a")]), threshold=5.0).results
+    assert (result.steps_to_threshold, result.reached) == (None, 1)
+
+
+def test_probability_of_improvement_against_all_pairs() -> None:
+    chance, low, high = probability_of_improvement([1.0, 3.0, 5.0], [2.0, 3.0])
+    assert chance == pytest.approx((0 + 0 + 1 + 0.5 + 1 + 1) / 6)
+    assert low < chance < high
+    assert probability_of_improvement([2.0, 2.0], [1.0, 1.0]) == (1.0, 1.0, 1.0)
+
+
+def test_the_command_writes_a_page_that_needs_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in (1, 2, 3):
+        write_run(tmp_path / "a" / str(seed), returns=[1.0, 2.0 + seed], seed=seed)
+        write_run(tmp_path / "b <i>" / str(seed), returns=[1.0, 1.0], seed=seed, learning_rate=1e-4)
+    videos = tmp_path / "a" / "1" / "videos"
+    videos.mkdir()
+    (videos / "a.mp4").write_bytes(b"mp4")
+    out = tmp_path / "out"
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b <i>"), "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "a against b <i>: higher with probability 1.00 (1.00 to 1.00)." in printed
+    page = (out / "index.html").read_text()
+    assert "http" not in page and "<i>" not in page and "learning_rate" in page and "data:video/mp4;base64,bXA0" in page
+    assert page.count("data:image/png") == len(list(out.glob("*.png"))) == 4
+    assert main(["compare", str(tmp_path / "a"), "--out", str(out), "--markdown"]) == 0
+    markdown = capsys.readouterr().out
+    assert markdown == (out / "comparison.md").read_text() and "![return-steps](return-steps.png)" in markdown
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "holds no run"),
+        ("", "is empty: the run has not finished an iteration yet"),
+        ('{"global_step": 1, "wall_time": 1}\nnot json\n{"global_step": 2, "wall_time": 2}\n', "line 2 is not a line"),
+        ("[1, 2]\n", "line 1 is not a line of metrics"),
+        ('{"global_step": 1, "wall_time": 1, "episode_return": NaN}\n', "has no finished episode"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "metrics.jsonl").write_text(content)
+    with pytest.raises(UsageError, match=message):
+        compare(load_groups([str(tmp_path)]))
+
+
+def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a" / "1", returns=[1.0, 2.0])
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"global_step": 3')
+    assert load_run(folder).columns["global_step"].tolist() == [100, 200]
