@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if not arguments.report:
         wanted = [(task, seed) for task in arguments.tasks for seed in arguments.seeds or TASKS[task]["seeds"]]
-        run_all([job for job in wanted if not record_path(*job).exists()], arguments.jobs, arguments.runs_dir)
+        missing = [job for job in wanted if not record_path(*job).exists()]
+        run_all(missing, arguments.jobs, lambda job, cores: run(*job, cores, arguments.runs_dir))
     report()
     return 0
 
@@ -59,17 +61,17 @@ def record_path(task: str, seed: int) -> Path:
     return RECORDS / f"{task}-{seed}.json"
 
 
-def run_all(jobs: list[tuple[str, int]], side_by_side: int, runs_dir: str) -> None:
-    """Each job gets its own share of the cores, so that neighbours do not wait for each other's threads."""
+def run_all(jobs: list[Any], side_by_side: int, run: Callable[[Any, list[int]], None]) -> None:
+    """Call `run` with every job and its own share of the cores, so that neighbours do not wait for each other."""
     cores = sorted(os.sched_getaffinity(0))
     shares: queue.Queue[list[int]] = queue.Queue()
     for i in range(side_by_side):
         shares.put(cores[i::side_by_side] or cores)
 
-    def one(job: tuple[str, int]) -> None:
+    def one(job: Any) -> None:
         share = shares.get()
         try:
-            run(*job, share, runs_dir)
+            run(job, share)
         finally:
             shares.put(share)
 
@@ -78,9 +80,16 @@ def run_all(jobs: list[tuple[str, int]], side_by_side: int, runs_dir: str) -> No
 
 
 def run(task: str, seed: int, cores: list[int], runs_dir: str) -> None:
-    arguments = ["train", "--config", f"configs/{task}.yaml", "--seed", str(seed)]
-    name = f"returns-{task}-{seed}"
-    print(f"{time.strftime('%H:%M:%S')} {task} seed {seed} on cores {cores}", flush=True)
+    arguments = ["--config", f"configs/{task}.yaml", "--seed", str(seed)]
+    record = {"task": task, "seed": seed, **train(arguments, f"returns-{task}-{seed}", cores, runs_dir)}
+    RECORDS.mkdir(exist_ok=True)
+    record_path(task, seed).write_text(json.dumps(record) + "\n")
+
+
+def train(options: list[str], name: str, cores: list[int], runs_dir: str) -> dict[str, Any]:
+    """One run in a process of its own, on `cores`; what it reached and how."""
+    arguments = ["train", *options]
+    print(f"{time.strftime('%H:%M:%S')} {name} on cores {cores}", flush=True)
     commit, started = git_commit(), time.time()
     done = subprocess.run(
         [sys.executable, "-m", "proxima", *arguments, "--name", name, "--runs-dir", runs_dir],
@@ -90,14 +99,13 @@ def run(task: str, seed: int, cores: list[int], runs_dir: str) -> None:
         preexec_fn=lambda: os.sched_setaffinity(0, cores),
     )
     if done.returncode:
-        raise SystemExit(f"{task} seed {seed} failed:\n{done.stderr[-2000:]}")
+        raise SystemExit(f"{name} failed:\n{done.stderr[-2000:]}")
     run_dir = max((Path(runs_dir) / name).iterdir())
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     curve = [(row["global_step"], row["episode_return"]) for row in rows[:: max(1, len(rows) // CURVE_POINTS)]]
     last = rows[-1]
-    record = {
-        "task": task,
-        "seed": seed,
+    print(f"{time.strftime('%H:%M:%S')} {name}: {last['episode_return']:.0f}", flush=True)
+    return {
         "command": "proxima " + " ".join(arguments),
         "commit": commit,
         "date": time.strftime("%Y-%m-%d"),
@@ -108,9 +116,6 @@ def run(task: str, seed: int, cores: list[int], runs_dir: str) -> None:
         "final_return": last["episode_return"],
         "curve": [*curve, (last["global_step"], last["episode_return"])],
     }
-    RECORDS.mkdir(exist_ok=True)
-    record_path(task, seed).write_text(json.dumps(record) + "\n")
-    print(f"{time.strftime('%H:%M:%S')} {task} seed {seed}: {last['episode_return']:.0f}", flush=True)
 
 
 def git_commit() -> str:

@@ -28,7 +28,7 @@ from proxima.errors import UsageError
 
 log = logging.getLogger("proxima")
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 METADATA = "metadata.yaml"
 LINEAGE = "lineage.yaml"
 _SEAL = "sealed: "  # the last line of the metadata: a checksum of all before it

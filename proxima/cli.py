@@ -159,7 +159,7 @@ def _add_flag(group: Any, option: Option) -> None:
     extra: dict[str, Any] = {"metavar": _metavar(option)}
     if isinstance(option.default, bool):
         extra |= {"nargs": "?", "const": "True"}
-    elif isinstance(option.default, list):
+    elif option.is_list:
         extra |= {"nargs": "+"}
     group.add_argument(*flags, dest=option.name, default=argparse.SUPPRESS, help=text, **extra)
 

@@ -55,6 +55,24 @@ class EnvOptions:
     """Time limit of an episode in env steps, None for the env's own."""
     spread_episodes: bool = option(True)
     """Cut the first episode of each env at a different time, so that the episodes of a batch are not all in phase."""
+    action_hold_seconds: float = option(0.0, at_least=0)
+    """Hold every action for so many seconds of the env's time, rounded to env steps; 0 decides at every step."""
+    action_hold_start_seconds: float | None = option(None, at_least=0)
+    """In place of action_hold_seconds: the hold at the start of a run whose hold changes."""
+    action_hold_end_seconds: float | None = option(None, at_least=0)
+    """And the hold at its end."""
+    action_hold_anneal: bool = option(True)
+    """Go from the one to the other, linearly in env steps; False stays at the start, for comparison."""
+    action_hold_fraction: float = option(1.0, above=0, at_most=1)
+    """Share of the run after which the end is reached."""
+    action_hold_random: list[float] | None = option(None, at_least=0)
+    """LOW HIGH: hold each action for a random time within these seconds, drawn for every decision and env."""
+
+    @property
+    def holds_actions(self) -> bool:
+        """Whether any option asks for a hold; in env steps it may still come to one."""
+        given = (self.action_hold_start_seconds, self.action_hold_random)
+        return bool(self.action_hold_seconds) or any(value is not None for value in given)
 
 
 @dataclass
@@ -90,13 +108,15 @@ class PPOOptions:
     """The algorithm."""
 
     num_steps: int = option(2048, aliases=["n_steps"], at_least=1, at_most=10_000_000)
-    """Steps per env and iteration."""
+    """Decisions per env and iteration: env steps, unless actions are held."""
     update_epochs: int = option(10, aliases=["epochs", "n_epochs"], at_least=1)
     """Passes over the batch in each iteration."""
     minibatch_size: int = option(64, aliases=["mini_batch_size", "batch_size"], at_least=1)
     """Samples in a minibatch."""
     gamma: float = option(0.99, at_least=0, at_most=1)
     """Discount factor of one env step."""
+    smdp: bool = option(True)
+    """Discount held actions by the env steps they took; False takes gamma per decision and plain sums of rewards."""
     gae_lambda: float = option(0.95, at_least=0, at_most=1)
     """Lambda of generalised advantage estimation: 0 trusts the critic, 1 the returns."""
     clip_range: float = option(0.2, aliases=["clip_epsilon", "clip_coef"], above=0)
@@ -218,12 +238,12 @@ class Config:
 
     @property
     def rollout_size(self) -> int:
-        """Samples of one iteration."""
+        """Samples of one iteration, which are decisions."""
         return self.env.num_envs * self.ppo.num_steps
 
     @property
     def num_iterations(self) -> int:
-        """Iterations of the whole run; the last one is whole even where total_timesteps ends inside it."""
+        """Iterations of a run that holds no actions; the last is whole even where total_timesteps ends inside it."""
         return -(-self.run.total_timesteps // self.rollout_size)
 
     @property
@@ -277,9 +297,34 @@ class Config:
             raise UsageError(f"name is {self.name!r}, but it must be usable as one folder's name, without '/'.")
         if self.optimizer.weight_decay and self.optimizer.optimizer == "adam":
             raise UsageError("weight_decay is set, but optimizer adam has none: use --optimizer adamw.")
+        _check_hold(self.env)
         if not policy.hidden_sizes:
             raise UsageError("hidden_sizes is empty: give at least one width, such as --hidden-sizes 64 64.")
         return notices
+
+
+def _check_hold(env: EnvOptions) -> None:
+    """The options of held actions have three ways to say how long; only one may be used."""
+    start, end, between = env.action_hold_start_seconds, env.action_hold_end_seconds, env.action_hold_random
+    if (start is None) != (end is None):
+        given, missing = ("start", "end") if end is None else ("end", "start")
+        raise UsageError(
+            f"action_hold_{given}_seconds is set, but action_hold_{missing}_seconds is not: give both, or "
+            "--action-hold-seconds for a fixed hold."
+        )
+    ways = {
+        "action_hold_seconds": bool(env.action_hold_seconds),
+        "action_hold_start_seconds": start is not None,
+        "action_hold_random": between is not None,
+    }
+    used = [name for name, is_used in ways.items() if is_used]
+    if len(used) > 1:
+        raise UsageError(f"{' and '.join(used)} are set, but an action has one hold: leave all but one of them out.")
+    if between is not None and (len(between) != 2 or between[0] > between[1]):
+        raise UsageError(
+            f"action_hold_random is {between}, but it must be the shortest and the longest hold in seconds, such as "
+            "--action-hold-random 0.05 0.2."
+        )
 
 
 SECTIONS: dict[str, type] = {name: type(section) for name, section in vars(Config()).items()}

@@ -65,6 +65,11 @@ class Option:
         inner = _without_none(self.type)
         return typing.get_args(inner) if typing.get_origin(inner) is Literal else ()
 
+    @property
+    def is_list(self) -> bool:
+        """Whether it takes several values."""
+        return typing.get_origin(_without_none(self.type)) is list
+
     def parse(self, value: Any, *, source: str) -> Any:
         """Turn text or a YAML value into the option's type, and hold it against its range."""
         parsed = _convert(value, self.type, f"{source}: {self.name}")

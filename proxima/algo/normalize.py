@@ -70,23 +70,28 @@ class RewardNormalizer(nn.Module):
     """Divides rewards by the running deviation of the discounted return of each env."""
 
     running: Tensor
+    carry: Tensor
 
     def __init__(self, num_envs: int, *, clip: float):
         super().__init__()
         self.clip = clip
         self.moments = RunningMoments()
+        # The return so far of each env, and what share of it the next transition takes over.
         self.register_buffer("running", torch.zeros(num_envs, dtype=torch.float64))
+        self.register_buffer("carry", torch.zeros(num_envs, dtype=torch.float64))
 
     @torch.no_grad()
     def forward(self, reward: Tensor, *, ended: Tensor, discount: Tensor | float) -> Tensor:
         """Take in the rewards `[T, N]` of a rollout, then scale them.
 
-        `discount` is gamma, or `[T, N]` of gamma ** duration.
+        `discount` is gamma, or `[T, N]` of gamma ** duration. `G_t = R_t + Gamma_{t-1} G_{t-1}`: two transitions are as
+        far apart as the earlier one took.
         """
         reward64, keep = reward.double(), (~ended).double()
-        carry = torch.cat((torch.ones_like(keep[:1]), keep[:-1])) * discount
-        returns = linear_recurrence(reward64, carry, self.running)
-        self.running.copy_(returns[-1] * keep[-1])
+        carry = torch.cat((self.carry[None], keep * discount))
+        returns = linear_recurrence(reward64, carry[:-1], self.running)
+        self.running.copy_(returns[-1])
+        self.carry.copy_(carry[-1])
         self.moments.update(returns)
         return (reward64 / self.scale).clamp(-self.clip, self.clip).to(reward.dtype)
 

@@ -55,8 +55,18 @@ class Batch:
 class Learner:
     """PPO's update of one policy, with everything that a resume needs in `state_dict`."""
 
-    def __init__(self, policy: Policy, config: Config, *, device: torch.device, seed: int):
+    def __init__(
+        self,
+        policy: Policy,
+        config: Config,
+        *,
+        device: torch.device,
+        seed: int,
+        num_iterations: int | None = None,
+    ):
+        """`num_iterations` is how many a run will have, if held actions make them fewer than the config can know."""
         self.policy, self.config, self.device = policy, config, device
+        self._num_iterations = config.num_iterations if num_iterations is None else num_iterations
         self.generator = Generator(device).manual_seed(seed)
         self.reward_normalizer = RewardNormalizer(config.env.num_envs, clip=config.normalize.clip_reward).to(device)
         self.flat = FlatParameters(policy)
@@ -73,9 +83,9 @@ class Learner:
     @torch.no_grad()
     def prepare(self, rollout: Rollout) -> Batch:
         """Scale the rewards, evaluate the behaviour policy on the rollout, and estimate advantages."""
-        reward, discount = rollout.reward, rollout.discount(self.config.ppo.gamma)
+        reward = rollout.reward
         if self.config.normalize.normalize_reward:
-            reward = self.reward_normalizer(reward, ended=rollout.ended, discount=discount)
+            reward = self.reward_normalizer(reward, ended=rollout.ended, discount=self._discount(rollout))
             self.policy.return_scale.copy_(self.reward_normalizer.scale)
         obs = self.policy.normalizer(rollout.flat_obs())
         action = rollout.action.flatten(0, 1)
@@ -97,7 +107,7 @@ class Learner:
             next_values(value, last, final, rollout.final_index),
             terminated=rollout.terminated,
             ended=rollout.ended,
-            discount=rollout.discount(ppo.gamma),
+            discount=self._discount(rollout),
             lambda_=ppo.gae_lambda,
         )
         batch.old_value = value.flatten()
@@ -106,6 +116,11 @@ class Learner:
         if ppo.normalize_advantage == "batch":
             std, mean = torch.std_mean(batch.advantage, correction=0)
             batch.advantage = (batch.advantage - mean) / (std + 1e-8)
+
+    def _discount(self, rollout: Rollout) -> Tensor | float:
+        """Of each transition: by the time it took, or, as an approximation of that, the same for all."""
+        ppo = self.config.ppo
+        return rollout.discount(ppo.gamma) if ppo.smdp else ppo.gamma
 
     def _recompute_advantage(self, batch: Batch, rollout: Rollout) -> None:
         with torch.no_grad():
@@ -281,7 +296,7 @@ class Learner:
 
     def _wants_compile(self) -> bool:
         wish, config = self.config.run.compile, self.config
-        steps = config.num_iterations * config.ppo.update_epochs * config.num_minibatches
+        steps = self._num_iterations * config.ppo.update_epochs * config.num_minibatches
         return wish == "on" or (wish == "auto" and steps >= _COMPILE_PAYS_AFTER)
 
     def give_up_compiling(self) -> None:

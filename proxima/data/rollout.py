@@ -28,11 +28,12 @@ class Rollout:
         self.reward = torch.zeros(num_steps, num_envs, device=device)
         self.terminated = torch.zeros(num_steps, num_envs, dtype=torch.bool, device=device)
         self.truncated = torch.zeros(num_steps, num_envs, dtype=torch.bool, device=device)
-        self.duration: Tensor | None = None
         self.clear()
 
     def clear(self) -> None:
-        """Make ready for new experience: nothing ended yet."""
+        """Make ready for new experience: nothing ended yet, nothing held."""
+        self.duration: Tensor | None = None
+        """`[T, N]` int64, env steps of each transition; None where all of them are one."""
         self._final_obs: dict[str, list[Tensor]] = {key: [] for key in self.obs}
         self._final_index: list[Tensor] = []
         self.terminated.zero_()

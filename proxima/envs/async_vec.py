@@ -231,7 +231,8 @@ class AsyncVecEnv(GymVecEnv):
         lost = self._buffers.rows(worker.start, worker.stop)
         for final, last in zip(lost.final_obs, lost.obs[1 - self._bank], strict=True):
             final[:] = last
-        lost.reward[:] = 0.0
+        lost.reward[:] = lost.total[:] = 0.0
+        lost.duration[:] = 1
         lost.terminated[:] = False
         lost.truncated[:] = True
 

@@ -10,6 +10,8 @@ from typing import Any, Protocol, runtime_checkable
 from gymnasium import spaces
 from torch import Tensor, device
 
+from proxima.envs.action_hold import Hold, Holder
+
 Obs = dict[str, Tensor]
 """One tensor `[N, *shape]` a key, in the env's own dtype (float64 for MuJoCo, uint8 for images)."""
 
@@ -33,7 +35,7 @@ class Step:
     obs: Obs
     """What the policy acts on next. Where an episode ended, this is already the next episode's first observation."""
     reward: Tensor
-    """[N] float64."""
+    """[N] float64; of a held action, `sum gamma^i r_i` over its steps, with the gamma of the env's `hold`."""
     terminated: Tensor
     """[N] bool: the task itself ended; the future is worth nothing."""
     truncated: Tensor
@@ -63,6 +65,16 @@ class VecEnv(ABC):
     device: device
     step_seconds: float | None
     """Simulated seconds of one env step, None where the env has no notion of time."""
+    holder: Holder
+
+    @property
+    def hold(self) -> Hold:
+        """For how many env steps `step` holds each action; may be set between steps, and is part of the state."""
+        return self.holder.hold
+
+    @hold.setter
+    def hold(self, hold: Hold) -> None:
+        self.holder.hold = hold
 
     @abstractmethod
     def reset(self, seed: int | None = None) -> Obs:
@@ -70,7 +82,7 @@ class VecEnv(ABC):
 
     @abstractmethod
     def step(self, action: Tensor) -> Step:
-        """Apply one action an env.
+        """Apply one action an env, held for as long as `hold` says; where an episode ends, the hold ends too.
 
         Box: float32 `[N, A]`, A the flattened size, in the env's own units, within the bounds; Discrete: int64 `[N]`
         counted from 0; MultiDiscrete and MultiBinary: int64 `[N, A]`, counted from 0.

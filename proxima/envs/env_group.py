@@ -13,12 +13,14 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
+from proxima.envs.action_hold import repeat
 from proxima.envs.catalog import find_spec, with_kwargs
 from proxima.envs.mujoco_warnings import model_warnings
 from proxima.envs.plain import Plain
@@ -185,32 +187,36 @@ class EnvGroup:
                 self._snapshots[row].set_elapsed(limit._max_episode_steps * (self.start + row) // spread_over)
 
     def step(self, bank: int) -> None:
-        """Step every env with its action, and start the next episode where one ended."""
+        """Step every env with its action for as long as that is held, and start the next episode where one ended."""
         buffers, write = self._buffers, self.layout.observation.write
         arrays = buffers.obs[bank]
-        for row, env in enumerate(self._envs):
+        holds = zip(buffers.hold.tolist(), buffers.gamma.tolist(), strict=True)
+        for row, (hold, gamma) in enumerate(holds):
             try:
-                action = self._action(row)
-                self._snapshots[row].before_step(action)
-                obs, reward, terminated, truncated, info = env.step(action)
-                ended = terminated or truncated
-                write(obs, buffers.final_obs if ended else arrays, row)
-                buffers.reward[row] = reward
-                buffers.terminated[row] = terminated
-                buffers.truncated[row] = truncated
+                done = repeat(partial(self._step_once, row), hold, gamma)
+                ended = done.terminated or done.truncated
+                write(done.obs, buffers.final_obs if ended else arrays, row)
+                buffers.reward[row], buffers.total[row], buffers.duration[row] = done.reward, done.total, done.duration
+                buffers.terminated[row] = done.terminated
+                buffers.truncated[row] = done.truncated
             except ENV_ERRORS:
                 self._mark_lost(row, bank)
                 self._replace(row, bank, "step")
                 continue
             buffers.failures[row] = 0
             if ended:
-                buffers.success[row] = reported_success(info)
+                buffers.success[row] = reported_success(done.info)
                 try:
                     self._snapshots[row].before_reset(None)
-                    obs, _ = env.reset()
+                    obs, _ = self._envs[row].reset()
                     write(obs, arrays, row)
                 except ENV_ERRORS:
                     self._replace(row, bank, "reset")
+
+    def _step_once(self, row: int) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        action = self._action(row)
+        self._snapshots[row].before_step(action)
+        return self._envs[row].step(action)
 
     def get_state(self) -> list[Plain] | str:
         """The exact state of every env, or why one of them has become impossible to capture."""
@@ -246,7 +252,8 @@ class EnvGroup:
         buffers = self._buffers
         for final, last in zip(buffers.final_obs, buffers.obs[1 - bank], strict=True):
             final[row] = last[row]
-        buffers.reward[row] = 0.0
+        buffers.reward[row] = buffers.total[row] = 0.0
+        buffers.duration[row] = 1
         buffers.success[row] = np.nan
         buffers.terminated[row] = False
         buffers.truncated[row] = True

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxima.envs.action_hold import Holder
 from proxima.envs.base import Episodes, Obs, Step, VecEnv
 from proxima.envs.env_group import EnvGroup, Failure, Recipe, Wrapper
 from proxima.envs.plain import Plain, pack, unpack
@@ -34,6 +35,7 @@ class GymVecEnv(VecEnv):
             raise UsageError(f"max_failures is {max_failures}; it must be at least 1")
         self.num_envs = num_envs
         self.device = torch.device("cpu")
+        self.holder = Holder(num_envs)
         self._spread_episodes = spread_episodes
         self._max_failures = max_failures
         self._base_seed = 0
@@ -63,6 +65,7 @@ class GymVecEnv(VecEnv):
         self._return = np.zeros(self.num_envs, dtype=np.float64)
         self._length = np.zeros(self.num_envs, dtype=np.int64)
         self._reward_view = torch.from_numpy(buffers.reward)
+        self._duration_view = torch.from_numpy(buffers.duration)
         self._terminated_view = torch.from_numpy(buffers.terminated)
         self._truncated_view = torch.from_numpy(buffers.truncated)
         self._episodes = Episodes(
@@ -77,6 +80,7 @@ class GymVecEnv(VecEnv):
                 raise UsageError(f"seed is {seed}; it must not be negative")
             self._base_seed = seed
             self._buffers.restarts[:] = 0
+            self.holder.seed(seed)
         elif not self._started:
             self._base_seed = int(np.random.SeedSequence().generate_state(1)[0])
         self._buffers.failures[:] = 0
@@ -91,13 +95,14 @@ class GymVecEnv(VecEnv):
         return self._obs[self._bank]
 
     def step(self, action: Tensor) -> Step:
-        """Apply one action an env; see `VecEnv.step` for its form."""
+        """Apply one action an env, for as long as it is held; see `VecEnv.step` for its form."""
         self._check_open()
         if not self._started:
             raise RuntimeError("step() before the first reset()")
         if tuple(action.shape) != self._action_shape:
             raise ValueError(f"actions have shape {tuple(action.shape)}, {self._action_shape} is needed")
         self._layout.action.write(action.detach().cpu().numpy(), self._buffers.action)
+        self._buffers.hold[:], self._buffers.gamma[:] = self.holder.draw(), self.hold.gamma
         self._bank = 1 - self._bank
         with self._closing_on_failure():
             self._step_envs()
@@ -105,8 +110,8 @@ class GymVecEnv(VecEnv):
         # The episodes that ended in the step before have been reported; their sums begin again only now.
         self._return[self._ended] = 0.0
         self._length[self._ended] = 0
-        self._return += self._buffers.reward
-        self._length += 1
+        self._return += self._buffers.total
+        self._length += self._buffers.duration
         np.logical_or(self._buffers.terminated, self._buffers.truncated, out=self._ended)
         return Step(
             obs=self._obs[self._bank],
@@ -115,6 +120,7 @@ class GymVecEnv(VecEnv):
             truncated=self._truncated_view,
             final_obs=self._final_obs if self._ended.any() else None,
             episodes=self._episodes,
+            duration=self._duration_view if self.hold.holds else None,
         )
 
     def get_state(self) -> dict[str, Any] | None:
@@ -130,6 +136,7 @@ class GymVecEnv(VecEnv):
             "envs": {"text": text, "data": torch.from_numpy(data)},
             "obs": {key: x.clone() for key, x in self._obs[self._bank].items()},
             "statistics": {name: torch.from_numpy(array.copy()) for name, array in self._statistics().items()},
+            "hold": self.holder.get_state(),
             "base_seed": self._base_seed,
             "restarts": self._restarts,
         }
@@ -138,6 +145,7 @@ class GymVecEnv(VecEnv):
         """Put a state back and return the observation that the policy acts on next."""
         self._check_open()
         self._base_seed, self._restarts, self._started = state["base_seed"], state["restarts"], True
+        self.holder.set_state(state["hold"])
         self._set_env_states(unpack(state["envs"]["text"], state["envs"]["data"].numpy()))
         for name, array in self._statistics().items():
             array[:] = state["statistics"][name].numpy()

@@ -167,7 +167,11 @@ class Buffers:
     obs: tuple[list[np.ndarray], list[np.ndarray]]
     final_obs: list[np.ndarray]
     action: np.ndarray
-    reward: np.ndarray  # [N] float64
+    hold: np.ndarray  # [N] int64: for how many env steps the action is to be held
+    gamma: np.ndarray  # [N] float64: discount of rewards within a hold
+    duration: np.ndarray  # [N] int64: for how many it was
+    total: np.ndarray  # [N] float64: undiscounted sum of rewards over the hold
+    reward: np.ndarray  # [N] float64: the discounted sum
     terminated: np.ndarray  # [N] bool
     truncated: np.ndarray  # [N] bool
     restarts: np.ndarray  # [N] int64: how often the env has been replaced since its last seeded reset
@@ -183,7 +187,8 @@ class Buffers:
         return Buffers(
             (cut(self.obs[0]), cut(self.obs[1])),
             cut(self.final_obs),
-            *cut([self.action, self.reward, self.terminated, self.truncated]),
+            *cut([self.action, self.hold, self.gamma, self.duration, self.total]),
+            *cut([self.reward, self.terminated, self.truncated]),
             *cut([self.restarts, self.failures, self.success]),
         )
 
@@ -191,7 +196,9 @@ class Buffers:
 def _array_specs(layout: Layout, num_envs: int) -> list[tuple[tuple[int, ...], np.dtype]]:
     boxes = [leaf.box for leaf in layout.observation.leaves]
     one_bank = [((num_envs, *box.shape), np.dtype(box.dtype)) for box in boxes]
-    rest = [((num_envs,), np.dtype(kind)) for kind in (np.float64, np.bool_, np.bool_, np.int64, np.int64, np.float64)]
+    hold = (np.int64, np.float64, np.int64, np.float64)
+    outcome = (np.float64, np.bool_, np.bool_, np.int64, np.int64, np.float64)
+    rest = [((num_envs,), np.dtype(kind)) for kind in (*hold, *outcome)]
     return [*one_bank * 3, ((num_envs, *layout.action.shape), layout.action.dtype), *rest]
 
 

@@ -28,11 +28,12 @@ MOST_ENVS = 64
 
 @dataclass
 class Trace:
-    """What happened in an episode, one row a step."""
+    """What happened in an episode, one row a decision: a step, or as many as the action was held for."""
 
     obs: dict[str, np.ndarray]  # [L, ...], as the policy takes them
     action: np.ndarray  # [L, A] or [L], in the env's units
-    reward: np.ndarray  # [L]
+    reward: np.ndarray  # [L], of a held action as its critic counts it: discounted within the hold, or not
+    duration: np.ndarray  # [L], env steps
     value: np.ndarray  # [L], what the critic expected, in units of the reward
     entropy: np.ndarray  # [L], of the policy, in nats
     final_value: float
@@ -128,13 +129,15 @@ def evaluate(
             raise UsageError(f"{name} is {value}, but it must be >= {least}.")
     folder = checkpoint.find(path)
     options = config_from_dict(checkpoint.read_metadata(folder)["config"], source=str(folder)).env
-    policy = load_policy(folder).policy
+    loaded = load_policy(folder)
+    policy = loaded.policy
     world = make_env(
         env or options.env,
         num_envs=min(episodes, MOST_ENVS),
         env_kwargs=options.env_kwargs if env in (None, options.env) else None,
         max_episode_steps=options.max_episode_steps,
     )
+    world.hold = loaded.hold
     try:
         found = Spec.from_spaces(world.observation_space, world.action_space)
         if found != policy.spec:
@@ -182,6 +185,7 @@ def _keep(
     columns = {
         "action": action.numpy(),
         "reward": step.reward.numpy(),
+        "duration": np.ones(len(steps), int) if step.duration is None else step.duration.numpy(),
         "value": (value * policy.return_scale).numpy(),
         "entropy": distribution.entropy().numpy(),
     }
@@ -200,7 +204,7 @@ def _episode(i: int, step: Step, policy: ActorCritic, steps: list[dict[str, Any]
         last = as_stored({key: x[i : i + 1] for key, x in step.final_obs.items()})
         trace = Trace(
             obs={key: np.stack([row["obs"][key] for row in steps]) for key in steps[0]["obs"]},
-            **{name: np.stack([row[name] for row in steps]) for name in ("action", "reward", "value", "entropy")},
+            **{name: np.stack([row[name] for row in steps]) for name in steps[0] if name != "obs"},
             final_value=float(policy.value(last) * policy.return_scale),
         )
     return Episode(

@@ -69,13 +69,14 @@ def along_episodes(analysis: ValueAnalysis, path: Path) -> Path:
     )
     start = 0
     for column, episode in enumerate(shown):
-        rows = slice(start, start + episode.length)
-        start += episode.length
+        assert episode.trace is not None
+        duration = episode.trace.duration
+        rows = slice(start, start + len(duration))
+        start += len(duration)
         top, bottom = grid[0][column], grid[1][column]
-        time = np.arange(episode.length)
+        time = np.cumsum(duration) - duration
         top.plot(time, analysis.predicted[rows], color=BLUE, lw=1.2, label="predicted value")
         top.plot(time, analysis.realised[rows], color=ORANGE, lw=1.2, label="discounted return")
-        assert episode.trace is not None
         bottom.plot(time, episode.trace.reward, color=GREY, lw=0.9)
         colour, word = (RED, "terminated") if episode.terminated else (GREY, "time limit")
         for axes in (top, bottom):

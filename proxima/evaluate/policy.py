@@ -11,6 +11,7 @@ from torch import Generator
 from proxima import checkpoint
 from proxima.config import config_from_dict
 from proxima.data.rollout import as_stored
+from proxima.envs.action_hold import Hold
 from proxima.errors import UsageError
 from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.spec import Spec
@@ -19,8 +20,10 @@ from proxima.nets.spec import Spec
 class LoadedPolicy:
     """Acts on NumPy observations, one or a batch, with the normaliser statistics of its checkpoint."""
 
-    def __init__(self, policy: ActorCritic, *, seed: int = 0):
+    def __init__(self, policy: ActorCritic, *, seed: int = 0, hold: Hold | None = None):
         self.policy = policy.eval()
+        self.hold = hold or Hold()
+        """For how many env steps each action is to be held, as it was in training when the checkpoint was written."""
         self.spec = policy.spec
         self._generator = Generator().manual_seed(seed)
 
@@ -73,4 +76,4 @@ def load_policy(path: str | Path, *, seed: int = 0) -> LoadedPolicy:
     config = config_from_dict(metadata["config"], source=str(folder))
     policy = ActorCritic(Spec.from_dict(metadata["spec"]), config.policy, config.normalize)
     policy.load_state_dict(checkpoint.read(folder, "agent.pt"))
-    return LoadedPolicy(policy, seed=seed)
+    return LoadedPolicy(policy, seed=seed, hold=Hold(**metadata.get("action_hold", {})))

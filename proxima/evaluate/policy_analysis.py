@@ -13,14 +13,14 @@ NEAR_BOUND = 0.01
 
 @dataclass(frozen=True)
 class PolicyAnalysis:
-    """Actions `[S, A]` of all steps, in the env's units; a discrete choice is one column of whole numbers."""
+    """Actions `[S, A]` of all decisions, in the env's units; a discrete choice is one column of whole numbers."""
 
     action: np.ndarray
     low: np.ndarray  # [A]
     high: np.ndarray  # [A]
     discrete: bool
     entropy: np.ndarray  # [S], nats
-    change: np.ndarray  # [S - episodes, A], from one step to the next within an episode
+    change: np.ndarray  # [S - episodes, A], from one decision to the next within an episode
     names: list[str]
 
     @classmethod
@@ -59,7 +59,7 @@ class PolicyAnalysis:
 
     @property
     def roughness(self) -> np.ndarray:
-        """[A], mean change from step to step as a share of the range; discrete: how often the choice changes."""
+        """[A], mean change between decisions as a share of the range; discrete: how often the choice changes."""
         if not len(self.change):
             return np.zeros(self.action.shape[1])
         if self.discrete:
@@ -72,13 +72,13 @@ class PolicyAnalysis:
         busiest, idlest = int(self.std.argmax()), int(self.std.argmin())
         stuck = [self.names[i] for i in np.flatnonzero(self.std < 1e-6)]
         lines = [
-            f"{self.action.shape[1]} action dimension(s), {len(self.action):,} steps; entropy of the policy "
+            f"{self.action.shape[1]} action dimension(s), {len(self.action):,} decisions; entropy of the policy "
             f"{self.entropy.mean():.2f} nats on average ({self.entropy.min():.2f} to {self.entropy.max():.2f}).",
             f"It moves {self.names[busiest]} most (deviation {self.std[busiest]:.3g}) and {self.names[idlest]} least "
             f"({self.std[idlest]:.3g}).",
         ]
         if self.discrete:
-            lines.append(f"It changes its choice in {self.roughness.mean():.0%} of the steps.")
+            lines.append(f"It changes its choice in {self.roughness.mean():.0%} of its decisions.")
         else:
             worst = int(self.saturation.argmax())
             lines.append(
@@ -86,7 +86,7 @@ class PolicyAnalysis:
                 f"({self.saturation[worst]:.0%}): " + _saturation_in_words(float(self.saturation.mean()))
             )
             lines.append(
-                f"From step to step an action changes by {self.roughness.mean():.1%} of its range: "
+                f"From decision to decision an action changes by {self.roughness.mean():.1%} of its range: "
                 + ("rough, as real motors would not like." if self.roughness.mean() > 0.2 else "smooth.")
             )
         lines.append(f"Always the same: {', '.join(stuck)}." if stuck else "Every dimension is used.")
@@ -95,7 +95,7 @@ class PolicyAnalysis:
 
 def _columns(episode: Episode) -> np.ndarray:
     assert episode.trace is not None, "evaluate with trace=True"
-    return episode.trace.action.reshape(episode.length, -1).astype(float)
+    return episode.trace.action.reshape(len(episode.trace.action), -1).astype(float)
 
 
 def _saturation_in_words(share: float) -> str:

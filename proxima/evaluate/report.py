@@ -29,7 +29,7 @@ def write_report(evaluation: Evaluation, *, value: bool, policy: bool) -> tuple[
     try:
         target.mkdir(exist_ok=True)
         if value:
-            analysis = ValueAnalysis.of(evaluation.episodes, gamma=config.ppo.gamma)
+            analysis = ValueAnalysis.of(evaluation.episodes, gamma=config.ppo.gamma, smdp=config.ppo.smdp)
             figures = [
                 plots.calibration(analysis, target / "value-calibration.png"),
                 plots.along_episodes(analysis, target / "value-episodes.png"),

@@ -19,18 +19,18 @@ class ValueAnalysis:
     realised: (
         np.ndarray
     )  # [S], discounted; beyond a time limit the critic's own value of the last observation stands in
-    to_end: np.ndarray  # [S] int, steps to the end of the episode
+    to_end: np.ndarray  # [S] int, env steps from the end of the step, or of the held action, to that of the episode
     episodes: list[Episode]
 
     @classmethod
-    def of(cls, episodes: list[Episode], *, gamma: float) -> "ValueAnalysis":
-        """Of episodes with traces."""
+    def of(cls, episodes: list[Episode], *, gamma: float, smdp: bool = True) -> "ValueAnalysis":
+        """Of episodes with traces; `smdp` tells whether the critic discounts held actions by their duration."""
         realised, predicted, to_end = [], [], []
         for episode in episodes:
             assert episode.trace is not None, "evaluate with trace=True"
-            realised.append(discounted_returns(episode, gamma=gamma))
+            realised.append(discounted_returns(episode, gamma=gamma, smdp=smdp))
             predicted.append(episode.trace.value)
-            to_end.append(np.arange(episode.length)[::-1])
+            to_end.append(episode.length - np.cumsum(episode.trace.duration))
         return cls(gamma, np.concatenate(predicted), np.concatenate(realised), np.concatenate(to_end), episodes)
 
     @property
@@ -100,13 +100,15 @@ class ValueAnalysis:
         ]
 
 
-def discounted_returns(episode: Episode, *, gamma: float) -> np.ndarray:
-    """`G_t = r_t + gamma G_{t+1}`; after a time limit, with the critic's value of the last observation."""
-    assert episode.trace is not None
-    following = 0.0 if episode.terminated else episode.trace.final_value
-    returns = np.empty(episode.length)
-    for t in reversed(range(episode.length)):
-        following = returns[t] = float(episode.trace.reward[t]) + gamma * following
+def discounted_returns(episode: Episode, *, gamma: float, smdp: bool = True) -> np.ndarray:
+    """`G_t = R_t + gamma^duration_t G_{t+1}`; after a time limit, with the critic's value of the last observation."""
+    trace = episode.trace
+    assert trace is not None
+    following = 0.0 if episode.terminated else trace.final_value
+    discount = gamma ** (trace.duration if smdp else np.ones_like(trace.duration))
+    returns = np.empty(len(trace.reward))
+    for t in reversed(range(len(returns))):
+        following = returns[t] = float(trace.reward[t]) + float(discount[t]) * following
     return returns
 
 

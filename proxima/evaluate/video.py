@@ -1,6 +1,7 @@
 """A policy to look at: one env drawn into an MP4 file, or in a window at its own pace."""
 
 import contextlib
+import copy
 import functools
 import re
 import sys
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from proxima import checkpoint
 from proxima.config import config_from_dict
+from proxima.envs.action_hold import Hold
 from proxima.envs.env_group import ENV_ERRORS, Recipe
 from proxima.envs.spaces import step_seconds
 from proxima.errors import UsageError
@@ -41,6 +43,7 @@ def record(
     max_episode_steps: int | None = None,
     seed: int = 0,
     length: int | None = None,
+    hold: Hold | None = None,
 ) -> Path:
     """Draw one env under a policy into an MP4, without a display; the file is whole or not there.
 
@@ -54,20 +57,22 @@ def record(
         seed: Of the first reset.
         length: Env steps, over as many episodes as they take; None is one episode, of at most `LONGEST_EPISODE`
             steps. There is one frame a step and one a reset.
+        hold: For how many env steps each action is held; `LoadedPolicy.hold` is what the policy learned with. Every
+            step is drawn all the same.
 
     Raises:
         UsageError: the env cannot be drawn; one line says what is missing.
 
     Example:
         >>> policy = load_policy("runs/HalfCheetah-v5")  # doctest: +SKIP
-        >>> record(policy.act, "HalfCheetah-v5", path="cheetah.mp4", length=200)  # doctest: +SKIP
+        >>> record(policy.act, "HalfCheetah-v5", path="cheetah.mp4", hold=policy.hold)  # doctest: +SKIP
     """
     _check(seed=seed, length=length)
     with contextlib.ExitStack() as stack:
         env = stack.enter_context(_opened(env_id, "rgb_array", env_kwargs, max_episode_steps))
         stack.enter_context(offscreen(mujoco=is_mujoco(env)))
         video = stack.enter_context(Mp4Writer(path, fps=frame_rate(env)))
-        for _ in _play(env, act, seed=seed, length=length):
+        for _ in _play(env, act, seed=seed, length=length, hold=hold or Hold()):
             video.write(_frame(env))
     return Path(path)
 
@@ -80,6 +85,7 @@ def watch(
     max_episode_steps: int | None = None,
     seed: int = 0,
     length: int | None = None,
+    hold: Hold | None = None,
 ) -> None:
     """Show one env under a policy in a window, as fast as it really is, until the end or until the window is closed.
 
@@ -92,7 +98,7 @@ def watch(
     require_display()
     with _opened(env_id, "human", env_kwargs, max_episode_steps) as env:
         period, due = 1.0 / frame_rate(env), time.monotonic()
-        moments = _play(env, act, seed=seed, length=length)
+        moments = _play(env, act, seed=seed, length=length, hold=hold or Hold())
         with _explained(env, "no window can be opened"):
             next(moments)  # a human-mode env draws itself in reset and step
         follow_in_window(env)
@@ -135,8 +141,10 @@ def _cast(folder: Path, *, env: str | None, seed: int, deterministic: bool) -> t
     """Who acts in a checkpoint's video, and where: its policy, and the env of its config unless another is named."""
     options = config_from_dict(checkpoint.read_metadata(folder)["config"], source=str(folder)).env
     env_kwargs = options.env_kwargs if env in (None, options.env) else None
-    act = functools.partial(load_policy(folder, seed=seed).act, deterministic=deterministic)
-    return act, env or options.env, {"env_kwargs": env_kwargs, "max_episode_steps": options.max_episode_steps}
+    policy = load_policy(folder, seed=seed)
+    act = functools.partial(policy.act, deterministic=deterministic)
+    rest = {"env_kwargs": env_kwargs, "max_episode_steps": options.max_episode_steps, "hold": policy.hold}
+    return act, env or options.env, rest
 
 
 def _check(*, seed: int, length: int | None) -> None:
@@ -182,20 +190,24 @@ def _check_modes(env_id: str, metadata: Mapping[str, Any] | None, mode: str) -> 
         raise UsageError(f"env {env_id!r} cannot be drawn as {mode}: {has}.")
 
 
-def _play(env: gym.Env, act: Act, *, seed: int, length: int | None) -> Iterator[None]:
+def _play(env: gym.Env, act: Act, *, seed: int, length: int | None, hold: Hold) -> Iterator[None]:
     """Act for `length` steps, or one episode; stops after every reset and every step, for a look."""
+    rng, left = np.random.default_rng(seed), 0
     obs, _ = env.reset(seed=seed)
     yield
     for step in range(1, (length or LONGEST_EPISODE) + 1):
-        action = act(obs)
+        if not left:
+            action, left = act(obs), int(hold.draw(rng, 1)[0])
+        left -= 1
         if np.shape(action) != env.action_space.shape:
             raise UsageError(
                 f"the action has shape {np.shape(action)}, but env {_name(env)!r} takes {env.action_space}: "
                 "the policy does not fit it."
             )
-        obs, _, terminated, truncated, _ = env.step(action)
+        obs, _, terminated, truncated, _ = env.step(copy.copy(action))
         yield
         if terminated or truncated:
+            left = 0
             if length is None or step == length:
                 return
             obs, _ = env.reset()

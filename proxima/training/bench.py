@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from proxima.compiling import freeze_garbage, process_settings_kept
 from proxima.config import Config
@@ -21,7 +22,8 @@ class Bench:
     """Env steps a second, and seconds of each phase of an iteration."""
 
     iterations: int
-    rollout_size: int
+    rollout_steps: float
+    """Env steps of an iteration: the mean of those that were timed."""
     phase_seconds: dict[str, float]
     """Mean of an iteration, the first left out."""
     first_iteration: float
@@ -35,24 +37,24 @@ class Bench:
     @property
     def steps_per_second(self) -> float:
         """Of training, updates included."""
-        return self.rollout_size / sum(self.phase_seconds.values())
+        return self.rollout_steps / sum(self.phase_seconds.values())
 
     def text(self) -> str:
         """A small table for people."""
         total = sum(self.phase_seconds.values())
         lines = [f"{'phase':<12}{'seconds':>10}{'share':>8}{'steps/s alone':>16}"]
         for phase, seconds in self.phase_seconds.items():
-            lines.append(f"{phase:<12}{seconds:>10.4f}{seconds / total:>8.0%}{self.rollout_size / seconds:>16,.0f}")
+            lines.append(f"{phase:<12}{seconds:>10.4f}{seconds / total:>8.0%}{self.rollout_steps / seconds:>16,.0f}")
         lines.append(f"{'training':<12}{total:>10.4f}{1:>8.0%}{self.steps_per_second:>16,.0f}")
         for name, rate in (("envs", self.envs_alone), ("physics", self.physics_alone)):
             if rate is not None:
                 share = self.steps_per_second / rate
                 lines.append(
-                    f"{name:<12}{self.rollout_size / rate:>10.4f}{'':>8}{rate:>16,.0f}   training is {share:.0%}"
+                    f"{name:<12}{self.rollout_steps / rate:>10.4f}{'':>8}{rate:>16,.0f}   training is {share:.0%}"
                 )
         lines.append(
-            f"{self.iterations} iterations of {self.rollout_size:,} steps; the one before them, with all compilation, "
-            f"took {self.first_iteration:.1f} s."
+            f"{self.iterations} iterations of {self.rollout_steps:,.0f} steps; the one before them, with all "
+            f"compilation, took {self.first_iteration:.1f} s."
         )
         lines.append(self.machine_use)
         return "\n".join(lines)
@@ -67,10 +69,9 @@ def bench(config: Config, *, seconds: float, console: Console | None = None) -> 
 
 
 def _bench(trainer: Trainer, seconds: float) -> Bench:
-    config = trainer.config
     try:
         start = time.perf_counter()
-        trainer.iterate()
+        first_step = trainer.iterate()["global_step"]
         first = time.perf_counter() - start
         freeze_garbage()
         rows: list[dict[str, float]] = []
@@ -82,19 +83,22 @@ def _bench(trainer: Trainer, seconds: float) -> Bench:
         actions = trainer.collector.rollout.action
         to_env = trainer.policy.action_head.to_env
         choices = [to_env(actions[t]).to(env.device) for t in range(len(actions))]
-        envs_alone = _rate(lambda t: env.step(choices[t % len(choices)]), env.num_envs)
+        envs_alone = _rate(lambda t: env.step(choices[t % len(choices)]).duration, env.num_envs)
         step_physics = getattr(env, "step_physics", None)
         physics_alone = None if step_physics is None else _rate(lambda _: step_physics(), env.num_envs)
     finally:
         trainer.env.close()
     use = trainer.machine_use().replace("to be compiled", "compiled")
-    return Bench(len(rows), config.rollout_size, phases, first, envs_alone, physics_alone, use)
+    steps = (rows[-1]["global_step"] - first_step) / len(rows)
+    return Bench(len(rows), steps, phases, first, envs_alone, physics_alone, use)
 
 
 @torch.no_grad()
-def _rate(step: Callable[[int], object], num_envs: int) -> float:
-    count, start = 0, time.perf_counter()
+def _rate(step: Callable[[int], Tensor | None], num_envs: int) -> float:
+    """Env steps a second; call number t of `step` gives the env steps of each env, None for one each."""
+    calls, taken, start = 0, 0, time.perf_counter()
     while time.perf_counter() - start < _CEILING_SECONDS:
-        step(count)
-        count += 1
-    return count * num_envs / (time.perf_counter() - start)
+        duration = step(calls)
+        taken += num_envs if duration is None else int(duration.sum())
+        calls += 1
+    return taken / (time.perf_counter() - start)

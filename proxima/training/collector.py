@@ -69,6 +69,9 @@ class Collector:
         self.generator = Generator(device).manual_seed(seed)
         self.episodes = EpisodeStatistics()
         self.global_step = 0
+        """Env steps, over all envs."""
+        self.decisions = 0
+        """Actions that were chosen: as many as env steps, unless they are held."""
         self._actor, self._flat = Actor(policy, env.device), flat
         self._record: Record | None = None
         self.no_toolchain = False
@@ -92,13 +95,18 @@ class Collector:
         self._rows = list(zip(*(x.unbind() for x in fields), obs_rows, strict=False))
 
     @property
+    def counts(self) -> tuple[int, int]:
+        """Env steps and decisions so far."""
+        return self.global_step, self.decisions
+
+    @property
     def compiles(self) -> bool:
         """Whether acting is, or is to be, compiled."""
         return self._flat is not None and self._record is not self._actor
 
     @torch.no_grad()
     def collect(self) -> Rollout:
-        """`num_steps` steps of every env."""
+        """`num_steps` decisions of every env."""
         rollout, keys, taken = self.rollout, self._actor.keys, 0
         rollout.clear()
         self._noise.normal_(generator=self.generator)
@@ -120,6 +128,7 @@ class Collector:
         for key, x in self._now.items():
             rollout.obs[key][-1] = x
         self._check_finite(taken)
+        self.decisions += rollout.size
         self.global_step += rollout.size if rollout.duration is None else int(rollout.duration.sum())
         return rollout
 
@@ -168,10 +177,14 @@ class Collector:
                 self._raise(t, int(envs[row]), f"an observation {key!r} with {float(x[(row, *place)])}")
 
     def _raise(self, t: int, env: int, what: str) -> None:
-        step = self.global_step // self.env.num_envs + t + 1
+        duration, taken = self.rollout.duration, (t + 1) * self.env.num_envs
+        if duration is None:
+            where = f"step {self.global_step // self.env.num_envs + t + 1}"
+        else:
+            where, taken = f"decision {self.decisions // self.env.num_envs + t + 1}", int(duration[: t + 1].sum())
         raise NonFiniteError(
-            f"env {env} gave {what} at global step {self.global_step + (t + 1) * self.env.num_envs} "
-            f"(step {step} of that env): check the env, or scale its output."
+            f"env {env} gave {what} at global step {self.global_step + taken} ({where} of that env): check the env, or "
+            "scale its output."
         )
 
     def get_state(self) -> dict[str, Any]:
@@ -179,6 +192,7 @@ class Collector:
         return {
             "generator": self.generator.get_state(),
             "global_step": self.global_step,
+            "decision_count": self.decisions,
             "episodes": {
                 "returns": list(self.episodes.returns),
                 "lengths": list(self.episodes.lengths),
@@ -193,7 +207,7 @@ class Collector:
         Returns whether the generator could be put back: one of another device cannot.
         """
         same_device = restore_generator(self.generator, state["generator"], otherwise=state["global_step"])
-        self.global_step = state["global_step"]
+        self.global_step, self.decisions = state["global_step"], state["decision_count"]
         episodes = state["episodes"]
         self.episodes.returns.extend(episodes["returns"])
         self.episodes.lengths.extend(episodes["lengths"])

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from proxima.config import Config
+from proxima.envs.action_hold import Hold
 from proxima.envs.base import VecEnv
 from proxima.envs.make import make_env
 from proxima.errors import UsageError
@@ -33,18 +34,21 @@ class Examiner:
         if config.evaluation.eval_every:
             self.metrics = dict.fromkeys(("eval_return", "eval_return_std", "eval_length"), math.nan)
 
-    def examine(self, step: int, run_dir: Path) -> bool:
-        """Whatever is due after the training step `step`; tells whether the policy is the best so far."""
+    def examine(self, step: int, run_dir: Path, hold: Hold) -> bool:
+        """Whatever is due after the training step `step`, with actions held as in training just now.
+
+        Tells whether the policy is the best so far.
+        """
         options, before, self._step = self.config.evaluation, self._step, step
         if self._can_record and passed(options.record_every, before, step):
             try:
-                self._record(step, run_dir)
+                self._record(step, run_dir, hold)
             except UsageError as error:
                 log.warning("No videos: %s", error)
                 self._can_record = False
-        return passed(options.eval_every, before, step) and self._evaluate()
+        return passed(options.eval_every, before, step) and self._evaluate(hold)
 
-    def _evaluate(self) -> bool:
+    def _evaluate(self, hold: Hold) -> bool:
         if self._env is None:  # on first use: a run that ends before it has nothing to free
             env = self.config.env
             self._env = make_env(
@@ -53,6 +57,7 @@ class Examiner:
                 env_kwargs=env.env_kwargs,
                 max_episode_steps=env.max_episode_steps,
             )
+        self._env.hold = hold
         # A copy on the CPU: the envs are there, and nothing of the original is touched.
         policy = copy.deepcopy(self.policy).cpu()
         episodes = run_episodes(
@@ -73,7 +78,7 @@ class Examiner:
         self.best = max(self.best, self.metrics["eval_return"])
         return is_best
 
-    def _record(self, step: int, run_dir: Path) -> None:
+    def _record(self, step: int, run_dir: Path, hold: Hold) -> None:
         from proxima.evaluate.video import record
 
         env = self.config.env
@@ -85,6 +90,7 @@ class Examiner:
             max_episode_steps=env.max_episode_steps,
             seed=self.config.run.seed,
             length=self.config.evaluation.video_length,
+            hold=hold,
         )
 
     def get_state(self) -> dict[str, Any]:

@@ -96,9 +96,9 @@ def choose_threads(config: Config, *, images: bool) -> Threads:
     return Threads(act=learn if images else 1, learn=learn)
 
 
-def compiles_actor(config: Config, device: torch.device) -> bool:
+def compiles_actor(config: Config, device: torch.device, num_iterations: int) -> bool:
     """Whether acting is to be compiled: on the CPU, where the run takes vector steps enough to earn it back."""
-    vector_steps = config.num_iterations * config.ppo.num_steps
+    vector_steps = num_iterations * config.ppo.num_steps
     wish = config.run.compile
     return device.type == "cpu" and (wish == "on" or (wish == "auto" and vector_steps >= _COMPILED_ACTOR_PAYS_AFTER))
 

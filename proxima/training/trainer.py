@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from rich.console import Console
 
 from proxima import checkpoint
@@ -25,7 +24,9 @@ from proxima.track.tracker import Tracker, make_console
 from proxima.training import setup
 from proxima.training.collector import Collector
 from proxima.training.examiner import Examiner, passed
+from proxima.training.hold_schedule import HoldSchedule
 from proxima.training.resume import check_incomplete, is_complete, newest_of_name, resumed_config
+from proxima.training.run_folder import make_run_dir
 from proxima.training.seeding import stream_seed
 from proxima.training.signals import Interrupted, StopSignals
 
@@ -60,6 +61,9 @@ class Trainer:
     def _build(self) -> None:
         config, run = self.config, self.config.run
         self.spec = Spec.from_spaces(self.env.observation_space, self.env.action_space)
+        self.hold_schedule = HoldSchedule(config, self.env.step_seconds)
+        self.env.hold = self.hold_schedule.at(0.0)
+        iterations = max(1, round(config.num_iterations / self.hold_schedule.steps_a_decision()))
         images = setup.has_images(self.spec)
         self.device = setup.choose_device(config, images=images)
         setup.check_precision(config, self.device)
@@ -69,7 +73,13 @@ class Trainer:
                 f"num_threads is {config.run.num_threads}, but there are {self.threads.learn} cores: so many are used."
             )
         self.policy = setup.build_policy(self.spec, config, self.device)
-        self.learner = Learner(self.policy, config, device=self.device, seed=stream_seed(run.seed, "minibatches"))
+        self.learner = Learner(
+            self.policy,
+            config,
+            device=self.device,
+            seed=stream_seed(run.seed, "minibatches"),
+            num_iterations=iterations,
+        )
         self.collector = Collector(
             self.env,
             self.policy,
@@ -77,7 +87,7 @@ class Trainer:
             device=self.device,
             env_seed=run.seed,
             seed=stream_seed(run.seed, "actions"),
-            flat=self.learner.flat if setup.compiles_actor(config, self.device) else None,
+            flat=self.learner.flat if setup.compiles_actor(config, self.device, iterations) else None,
         )
         self.examiner = Examiner(config, self.policy, step=0)
         self.iteration = 0
@@ -102,7 +112,7 @@ class Trainer:
                 self.env.close()
                 raise
             try:
-                start, first_step = time.perf_counter(), self.collector.global_step
+                start, first_step, first_decision = time.perf_counter(), *self.collector.counts
                 due = Due(self.config, first_step)
                 metrics: dict[str, float] = {}
                 while self.collector.global_step < self.config.run.total_timesteps:
@@ -110,12 +120,15 @@ class Trainer:
                     metrics = self.iterate()
                     if not started:
                         freeze_garbage()
-                    is_best = self.examiner.examine(self.collector.global_step, self.run_dir)
+                    is_best = self.examiner.examine(self.collector.global_step, self.run_dir, self.env.hold)
                     metrics |= self.examiner.metrics
                     with signals.shield():
                         boundary = self.snapshot()
                         metrics["wall_time"] = time.perf_counter() - start
                         metrics["steps_per_second"] = (metrics["global_step"] - first_step) / metrics["wall_time"]
+                        if self.hold_schedule.active:
+                            decisions = metrics["decisions"] - first_decision
+                            metrics["decisions_per_second"] = decisions / metrics["wall_time"]
                         tracker.write(metrics)
                         if due(self.collector.global_step) or is_best:
                             self.save(boundary)
@@ -143,7 +156,9 @@ class Trainer:
 
     def iterate(self) -> dict[str, float]:
         """One iteration: collect, estimate advantages, update, then let the normaliser see the new observations."""
-        self.learner.set_progress(min(1.0, self.collector.global_step / self.config.run.total_timesteps))
+        progress = min(1.0, self.collector.global_step / self.config.run.total_timesteps)
+        self.learner.set_progress(progress)
+        self.env.hold = self.hold_schedule.at(progress)
         times = [time.perf_counter()]
         torch.set_num_threads(self.threads.act)
         rollout = self.collector.collect()
@@ -170,6 +185,7 @@ class Trainer:
             **self.collector.episodes.metrics(),
             **metrics,
             **self.env.counters(),
+            **self.hold_schedule.metrics(progress, decisions=self.collector.decisions),
         }
 
     # Checkpoints -----------------------------------------------------------------------------------------------------
@@ -197,6 +213,7 @@ class Trainer:
             "global_step": self.collector.global_step,
             "episode_return": self.collector.episodes.metrics()["episode_return"],
             "eval_return": self.examiner.metrics.get("eval_return"),
+            "action_hold": self.env.hold.to_dict(),
             "resumed_from": self.lineage[-1] if self.lineage else None,
             "lineage": self.lineage,
             "spec": self.spec.to_dict(),
@@ -255,7 +272,7 @@ class Trainer:
         seed = None if exact else stream_seed(self.config.run.seed + self.iteration, "resumed envs") % 2**31
         same_device &= self.collector.set_state(state["collector"], new_episodes_seed=seed)
         if not exact:
-            self.learner.reward_normalizer.running.zero_()
+            self.learner.reward_normalizer.carry.zero_()
             self.notices.append(f"This resume is not exact: {source} has no state that fits these envs; new episodes.")
         if not same_device:
             self.notices.append("This resume is not exact: the generators of another device do not fit this one.")
@@ -309,7 +326,8 @@ class Trainer:
         parameters = sum(p.numel() for p in self.policy.parameters())
         self.console.print(
             f"{self.config.env.env} on {self.env.num_envs} envs ({type(self.env).__name__}), "
-            f"{parameters:,} parameters, {self.device}, {self.machine_use()}, run {self.run_dir}",
+            f"{self.hold_schedule.text()}{parameters:,} parameters, {self.device}, {self.machine_use()}, "
+            f"run {self.run_dir}",
             highlight=False,
         )
 
@@ -338,25 +356,6 @@ class Due:
         if by_step or by_time:
             self._step, self._time = step, now
         return by_step or by_time
-
-
-def make_run_dir(config: Config) -> Path:
-    """A fresh `runs/<name>/<yymmdd_hhmmss>/` with the resolved options in it."""
-    parent, options = Path(config.run.runs_dir) / config.name, yaml.safe_dump(config.to_dict(), sort_keys=False)
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        stamp = time.strftime("%y%m%d_%H%M%S")
-        for suffix in ("", *(f"_{i:03d}" for i in range(1, 1000))):
-            try:
-                (parent / (stamp + suffix)).mkdir()
-            except FileExistsError:  # a run of that name started in the same second
-                continue
-            run_dir = parent / (stamp + suffix)
-            (run_dir / "config.yaml").write_text(options)
-            return run_dir
-    except OSError as error:
-        raise UsageError(f"the run folder under {parent} cannot be written: {error.strerror}.") from None
-    raise UsageError(f"the folder {parent} already has a thousand runs of this second.")
 
 
 def train(

@@ -21,23 +21,33 @@ def episode(
     terminated: bool = True,
     final_value: float = 0.0,
     action: np.ndarray | None = None,
+    duration: list[int] | None = None,
 ) -> Episode:
     size = len(reward)
     trace = Trace(
         obs={"obs": np.zeros((size, 1))},
         action=np.zeros((size, 1)) if action is None else action,
         reward=np.array(reward),
+        duration=np.ones(size, int) if duration is None else np.array(duration),
         value=np.array(value),
         entropy=np.ones(size),
         final_value=final_value,
     )
-    return Episode(sum(reward), size, terminated, None, trace)
+    return Episode(sum(reward), int(trace.duration.sum()), terminated, None, trace)
 
 
 def test_returns_by_hand() -> None:
     assert discounted_returns(episode([1, 2, 4], [0, 0, 0]), gamma=0.5).tolist() == [3.0, 4.0, 4.0]
     cut = episode([1, 2, 4], [0, 0, 0], terminated=False, final_value=8.0)
     assert discounted_returns(cut, gamma=0.5).tolist() == [4.0, 6.0, 8.0]
+
+
+def test_returns_of_held_actions_by_hand() -> None:
+    held = episode([1, 2, 4], [0, 0, 0], terminated=False, final_value=8.0, duration=[1, 3, 2])
+    last = 4 + 0.5**2 * 8
+    assert discounted_returns(held, gamma=0.5).tolist() == [1 + 0.5 * (2 + 0.5**3 * last), 2 + 0.5**3 * last, last]
+    assert discounted_returns(held, gamma=0.5, smdp=False).tolist() == [4.0, 6.0, 8.0]
+    assert ValueAnalysis.of([held], gamma=0.5).to_end.tolist() == [5, 2, 0]
 
 
 def test_a_perfect_critic_and_a_hopeful_one() -> None:

@@ -32,7 +32,14 @@ SMALL = {
     "progress": False,
     "compile": "off",
 }
-TIMES = {"wall_time", "steps_per_second", "collect_seconds", "advantage_seconds", "update_seconds"}
+TIMES = {
+    "wall_time",
+    "steps_per_second",
+    "decisions_per_second",
+    "collect_seconds",
+    "advantage_seconds",
+    "update_seconds",
+}
 # A process that trains as the command does, with the test's own envs registered.
 SCRIPT = "import sys; from tests import probes; probes.register(); from proxima.cli import main; sys.exit(main())"
 ROOT = Path(__file__).parents[2]
@@ -48,6 +55,16 @@ CASES: dict[str, dict[str, Any]] = {
     "cnn": {"env": "ProbePixels-v0"},
     "cnn, async": {"env": "ProbePixels-v0", "vec_env_mode": "async"},
     "dict": {"env": "ProbeTwoKeys-v0"},
+    "held, annealed": {"env": "Hopper-v5", "action_hold_start_seconds": 0.08, "action_hold_end_seconds": 0.01},
+    "held, annealed, async": {
+        "env": "HalfCheetah-v5",
+        "vec_env_mode": "async",
+        "action_hold_start_seconds": 0.3,
+        "action_hold_end_seconds": 0.05,
+        "action_hold_fraction": 0.8,
+    },
+    "held at random": {"env": "Walker2d-v5", "action_hold_random": "0.008 0.05"},
+    "held at random, sync": {"env": "Hopper-v5", "vec_env_mode": "sync", "action_hold_random": "0.008 0.05"},
     "all normalised, adaptive": {"env": "Walker2d-v5", "lr_schedule": "adaptive", "recompute_advantage": True},
 }
 

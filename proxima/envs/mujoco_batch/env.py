@@ -15,6 +15,7 @@ from gymnasium.utils import seeding
 from numpy.random import Generator
 from torch import Tensor
 
+from proxima.envs.action_hold import Holder
 from proxima.envs.base import Episodes, Obs, Step, VecEnv
 from proxima.envs.mujoco_batch.base import ALL
 from proxima.envs.mujoco_batch.physics import Array, ContactForcePhysics, Physics
@@ -61,6 +62,7 @@ class MujocoBatchEnv(VecEnv):
         self.action_space: spaces.Box = template.action_space
         self.observation_space = spaces.Dict({"obs": template.observation_space})
         self.device = torch.device("cpu")
+        self.holder = Holder(num_envs)
         self.step_seconds: float = float(template.dt)
         self.max_episode_steps: int = limit
         self._spread = spread_episodes and limit != NO_LIMIT
@@ -95,6 +97,7 @@ class MujocoBatchEnv(VecEnv):
         if seed is not None or not self._rngs:
             seeds = [None if seed is None else int(seed) + i for i in range(self.num_envs)]
             self._rngs = [seeding.np_random(one)[0] for one in seeds]
+            self.holder.seed(seed)
         ids = np.arange(self.num_envs, dtype=np.int32)
         self._restart(ids)
         if self._spread:
@@ -103,23 +106,21 @@ class MujocoBatchEnv(VecEnv):
         return self._obs_tensor
 
     def step(self, action: Tensor) -> Step:
-        """Apply one float32 action `[N, A]`; ended envs start anew within the same step."""
-        physics, task = self._physics, self._task
+        """Apply one float32 action `[N, A]`, as long as it is held; ended envs start anew within the same step."""
+        physics = self._physics
         controls = action.numpy(force=True)
         if controls.shape != physics.ctrl.shape or controls.dtype != np.float32 or not controls.flags.c_contiguous:
             controls = self._as_controls(controls)
         if not self._rngs:
             raise UsageError("call reset before the first step")
         physics.ctrl[:] = controls
-        physics.step()
         with np.errstate(over="ignore", invalid="ignore"):  # an unstable simulation shows in the numbers themselves
-            reward, terminated = task.evaluate(controls)
-            np.concatenate(task.observation(ALL), axis=1, out=self._obs)
-            self._return += reward
-        self._clock += 1
+            reward, terminated, duration = (self._hold_steps if self.hold.holds else self._one_step)(controls)
+            np.concatenate(self._task.observation(ALL), axis=1, out=self._obs)
         in_time = self._clock < self._next_deadline
         if in_time and (terminated is None or not terminated.any()):
-            return Step(self._obs_tensor, torch.from_numpy(reward), self._never, self._never, None, self._nothing)
+            never, nothing = self._never, self._nothing
+            return Step(self._obs_tensor, torch.from_numpy(reward), never, never, None, nothing, duration)
         truncated = self._clock >= self._deadline
         ended = truncated if terminated is None else truncated | terminated
         final_obs = {"obs": torch.from_numpy(self._obs.copy())}
@@ -132,7 +133,44 @@ class MujocoBatchEnv(VecEnv):
             truncated=torch.from_numpy(truncated),
             final_obs=final_obs,
             episodes=episodes,
+            duration=duration,
         )
+
+    def _one_step(self, controls: Array) -> tuple[Array, Array | None, None]:
+        self._physics.step()
+        reward, terminated = self._task.evaluate(controls)
+        self._return += reward
+        self._clock += 1
+        return reward, terminated, None
+
+    def _hold_steps(self, controls: Array) -> tuple[Array, Array, Tensor]:
+        """Repeat the controls. An env whose hold or whose episode is over stands still while the others go on.
+
+        A task is evaluated for all envs: one that stands still keeps what it measured, and its numbers go nowhere.
+        """
+        hold, gamma = self.holder.draw(), self.hold.gamma
+        moving, taken, weight = np.arange(self.num_envs, dtype=np.int32), 0, 1.0
+        reward, total = np.full(self.num_envs, -0.0), np.full(self.num_envs, -0.0)  # -0.0 + x is x, to the bit
+        terminated, duration = np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.int64)
+        while len(moving):
+            self._physics.step(moving)
+            one, over = self._task.evaluate(controls)
+            taken += 1
+            reward[moving] += weight * one[moving]
+            total[moving] += one[moving]
+            weight *= gamma
+            duration[moving] = taken
+            if over is not None:
+                terminated[moving] = over[moving]
+            stops = (hold == taken) | terminated | (self._clock + taken >= self._deadline)
+            moving = moving[~stops[moving]]
+        self._return += total
+        # The clock is common to all: where fewer steps were taken, an episode's times move instead.
+        self._clock += taken
+        self._begun += taken - duration
+        self._deadline += taken - duration
+        self._next_deadline = int(self._deadline.min())
+        return reward, terminated, torch.from_numpy(duration)
 
     def step_physics(self) -> None:
         """The physics of a step and nothing else, for measurements; the envs are of no use afterwards."""
@@ -149,6 +187,7 @@ class MujocoBatchEnv(VecEnv):
             "limit": self.max_episode_steps,
             "left": torch.from_numpy(self._deadline - self._clock),
             "return": torch.from_numpy(self._return.copy()),
+            "hold": self.holder.get_state(),
             # As text: the generators' integers have 128 bits.
             "rngs": [json.dumps(rng.bit_generator.state) for rng in self._rngs],
         }
@@ -167,6 +206,7 @@ class MujocoBatchEnv(VecEnv):
         self._deadline[:] = self._clock + state["left"].numpy() + (self.max_episode_steps - state["limit"])
         self._next_deadline = int(self._deadline.min())
         self._return[:] = state["return"].numpy()
+        self.holder.set_state(state["hold"])
         self._rngs = [np.random.Generator(np.random.PCG64(0)) for _ in state["rngs"]]
         for rng, text in zip(self._rngs, state["rngs"], strict=True):
             rng.bit_generator.state = json.loads(text)

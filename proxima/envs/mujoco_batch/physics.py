@@ -39,10 +39,10 @@ class Physics:
         """A live `[N, size]` array of an MjData field, each simulation's values flattened."""
         return self._batch.bind(name).reshape(self._num_envs, -1)
 
-    def step(self) -> None:
-        """Advance every simulation under the controls in `ctrl`."""
+    def step(self, ids: Array | None = None) -> None:
+        """Advance every simulation, or those of `ids` (int32, sorted), under the controls in `ctrl`."""
         try:
-            self._batch.step(nstep=self._nstep)
+            self._batch.step(ids, nstep=self._nstep)
         except SimulationError as error:
             raise failure(error.ids, self._batch.error(int(error.ids[0]))) from error
 
@@ -96,8 +96,8 @@ class ContactForcePhysics(Physics):
                 copies.append((out, source))
         return self._derived[name].reshape(self._num_envs, -1)
 
-    def step(self) -> None:
-        """Advance every simulation under the controls in `ctrl`."""
+    def step(self, ids: Array | None = None) -> None:
+        """Advance every simulation, or those of `ids` (int32, sorted), under the controls in `ctrl`."""
         model, nstep, rows = self._model, self._nstep, self._rows
 
         def advance(i: int, data: mujoco.MjData) -> None:
@@ -105,7 +105,7 @@ class ContactForcePhysics(Physics):
             mujoco.mj_step(model, data, nstep)
             mujoco.mj_rnePostConstraint(model, data)
 
-        self._each(range(self._num_envs), advance)
+        self._each(range(self._num_envs) if ids is None else ids.tolist(), advance)
 
     def reset(self, ids: Array, qpos: Array, qvel: Array) -> None:
         """Start the simulations `ids` (sorted) afresh from the given positions and velocities."""

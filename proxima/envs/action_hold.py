@@ -1,0 +1,170 @@
+"""Held actions: for how many env steps one decision lasts, how its rewards add up, and a Gymnasium wrapper for it.
+
+Every vector env of Proxima holds actions by itself, told by its `hold`; the wrapper is for everybody else. Why the
+rewards are discounted within a hold is in `docs/action-hold.md`. No torch here: worker processes import this file.
+"""
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, SupportsFloat
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.utils import RecordConstructorArgs
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from proxima.errors import UsageError
+
+_STREAM = 0x401D  # keeps the durations' generator apart from those of the envs, which have the same seeds
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A decision lasts `low` to `high` env steps, drawn uniformly for each env and decision; 1 and 1 is no hold.
+
+    Its reward is `sum gamma^i r_i` over the steps that were taken; gamma 1 is the plain sum.
+    """
+
+    low: int = 1
+    high: int = 1
+    gamma: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.low <= self.high:
+            raise UsageError(f"a hold of {self.low} to {self.high} env steps: it needs 1 <= low <= high.")
+        if not 0 <= self.gamma <= 1:
+            raise UsageError(f"gamma of a hold is {self.gamma}, but it must lie between 0 and 1.")
+
+    @property
+    def holds(self) -> bool:
+        """Whether any action lasts for more than one step."""
+        return self.high > 1
+
+    @property
+    def mean(self) -> float:
+        """Env steps of a decision on average, if no episode ends in it."""
+        return (self.low + self.high) / 2
+
+    def draw(self, rng: Generator, count: int) -> NDArray[np.int64]:
+        """Durations of the next decision of `count` envs; the generator is touched only where they are random."""
+        if self.low == self.high:
+            return np.full(count, self.low, np.int64)
+        return rng.integers(self.low, self.high, count, endpoint=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data; `Hold(**data)` is the way back."""
+        return asdict(self)
+
+
+class Holder:
+    """The hold of a vector env, and the generator of its durations: part of the env's state."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.hold = Hold()
+        self._num_envs = num_envs
+        self.seed(None)
+
+    def seed(self, seed: int | None) -> None:
+        """Start the generator anew, from fresh entropy where the seed is None."""
+        self._rng = np.random.default_rng(None if seed is None else [seed, _STREAM])
+
+    def draw(self) -> NDArray[np.int64]:
+        """Durations `[N]` of the next decision of every env."""
+        return self.hold.draw(self._rng, self._num_envs)
+
+    def get_state(self) -> dict[str, Any]:
+        """Plain data; the generator as text, as its integers have 128 bits."""
+        return {"hold": self.hold.to_dict(), "rng": json.dumps(self._rng.bit_generator.state)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Put back what `get_state` gave."""
+        self.hold = Hold(**state["hold"])
+        self._rng.bit_generator.state = json.loads(state["rng"])
+
+
+def steps_of(seconds: float, step_seconds: float) -> int:
+    """Env steps nearest to `seconds`, at least 1. Halves go up, even if the quotient falls a rounding error short."""
+    return max(1, math.floor(seconds / step_seconds + 0.5 + 1e-9))
+
+
+class Decision(NamedTuple):
+    """What one held action led to."""
+
+    obs: Any
+    reward: float
+    """`sum gamma^i r_i`."""
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+    """Of the last step."""
+    total: float
+    """The undiscounted sum."""
+    duration: int
+    """Steps that were taken: fewer than asked for where the episode ended."""
+
+
+def repeat(
+    step: Callable[[], tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]], hold: int, gamma: float
+) -> Decision:
+    """Call `step` `hold` times, or until the episode ends."""
+    obs, first, terminated, truncated, info = step()
+    reward = total = float(first)
+    duration, weight = 1, 1.0
+    while duration < hold and not (terminated or truncated):
+        obs, one, terminated, truncated, info = step()
+        weight *= gamma
+        reward += weight * float(one)
+        total += float(one)
+        duration += 1
+    return Decision(obs, reward, terminated, truncated, info, total, duration)
+
+
+class ActionHold(gym.Wrapper, RecordConstructorArgs):
+    """Holds every action for several steps of the env, for use with any library.
+
+    The reward of `step` is `sum gamma^i r_i` over the steps taken, and `info` tells what an exact algorithm needs:
+    `info["duration"]`, the steps taken, so that the next value is worth `gamma ** duration`; and
+    `info["undiscounted_reward"]`, their plain sum. A step in which the episode ends is the last one of its hold.
+    Proxima's own vector envs need no wrapper: they have `hold`.
+
+    Args:
+        env: Any env. A time limit inside it counts its steps, one outside it counts decisions.
+        steps: How many steps, or a pair (low, high) to draw from at every decision with the env's generator. It may be
+            changed between steps.
+        gamma: The discount of one env step; 1 gives the plain sum of rewards.
+
+    Example:
+        >>> env = ActionHold(gym.make("CartPole-v1"), 4, gamma=0.99)
+        >>> _ = env.reset(seed=0)
+        >>> _, reward, _, _, info = env.step(0)
+        >>> round(reward, 6), info["undiscounted_reward"], info["duration"]
+        (3.940399, 4.0, 4)
+    """
+
+    def __init__(self, env: gym.Env, steps: int | tuple[int, int], *, gamma: float = 1.0) -> None:
+        RecordConstructorArgs.__init__(self, steps=steps, gamma=gamma)
+        gym.Wrapper.__init__(self, env)
+        self.gamma = gamma
+        self.steps = steps
+
+    @property
+    def steps(self) -> int | tuple[int, int]:
+        """How many steps, or the range that they are drawn from."""
+        return self._hold.low if self._hold.low == self._hold.high else (self._hold.low, self._hold.high)
+
+    @steps.setter
+    def steps(self, steps: int | tuple[int, int]) -> None:
+        low, high = (steps, steps) if isinstance(steps, int) else steps
+        self._hold = Hold(low, high, self.gamma)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """One decision: the action for as long as it lasts."""
+        count = int(self._hold.draw(self.np_random, 1)[0]) if self._hold.low < self._hold.high else self._hold.low
+        # A copy for each step: an env may write into its action, or keep it.
+        done = repeat(lambda: self.env.step(copy.copy(action)), count, self.gamma)
+        info = {**done.info, "duration": done.duration, "undiscounted_reward": done.total}
+        return done.obs, done.reward, done.terminated, done.truncated, info
