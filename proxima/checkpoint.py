@@ -88,19 +88,29 @@ def _write(temporary: Path, files: Mapping[str, Any], metadata: Mapping[str, Any
     _fsync(temporary)
 
 
-def find(path: str | Path) -> Path:
-    """The checkpoint that `path` means: itself, or the newest whole one of a run, or of the newest run of a name."""
+def find(path: str | Path, *, best: bool = False) -> Path:
+    """The checkpoint that `path` means: itself, or the newest whole one of a run, or of the newest run of a name.
+
+    With `best`, of that run the one that was kept for its return.
+    """
     path = Path(path)
-    if not path.exists():
-        raise UsageError(f"{path} does not exist: give a checkpoint folder or a run folder.")
+    if not path.is_dir():
+        what = "is a file" if path.exists() else "does not exist"
+        raise UsageError(f"{path} {what}: give a checkpoint folder or a run folder.")
     if (path / METADATA).is_file():
         return path
-    found = newest_whole(path, *path.iterdir()) if path.is_dir() else None
-    if found is not None:
-        return found
-    parent = _resumed_from(path)
-    hint = f"; it was resumed from {parent}: use that." if parent else ": runs write one at their end."
-    raise UsageError(f"{path} holds no whole checkpoint{hint}")
+    found = newest_whole(path, *path.iterdir())
+    if found is None:
+        parent = _resumed_from(path)
+        hint = f"; it was resumed from {parent}: use that." if parent else ": give the folder of a run that has saved."
+        raise UsageError(f"{path} holds no whole checkpoint{hint}")
+    whole = [other for other in list_checkpoints(found.parent) if not _damage(other)] if best else []
+    return _best(whole) or found
+
+
+def run_dir(checkpoint: Path) -> Path:
+    """The folder of the run that a checkpoint belongs to, wherever the path is seen from."""
+    return checkpoint.resolve().parent if checkpoint.name in ("", "..") else checkpoint.parent
 
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
@@ -129,19 +139,18 @@ def newest_whole(*run_dirs: Path, resumable: bool = False) -> Path | None:
 def prune(run_dir: Path, *, keep: int) -> None:
     """Delete all but the newest `keep` checkpoints of a run and the best: as evaluated, else as trained."""
     paths = list_checkpoints(run_dir)
-    returns = {path: (_return(path, "eval_return"), _return(path, "episode_return")) for path in paths}
-    best = max(paths, key=lambda path: returns[path], default=None)
+    best = _best(paths)
     for path in paths[:-keep]:
-        if path != best or max(returns[path]) == -math.inf:
+        if path != best:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def make_room(run_dir: Path) -> bool:
-    """Delete the oldest checkpoint of a run that is not its only one; False if there is none to spare."""
+    """Delete the oldest checkpoint of a run, the best one last of all; False if there is none to spare."""
     paths = list_checkpoints(run_dir)
     if len(paths) < 2:
         return False
-    shutil.rmtree(paths[0], ignore_errors=True)
+    shutil.rmtree(paths[1] if paths[0] == _best(paths) and len(paths) > 2 else paths[0], ignore_errors=True)
     return True
 
 
@@ -207,6 +216,13 @@ def _damage(checkpoint: Path, file_name: str | None = None) -> str | None:
         if file_name in (None, name) and _checksum(path) != expected:
             return f"{path} is damaged (its checksum differs from metadata.yaml)"
     return None
+
+
+def _best(paths: list[Path]) -> Path | None:
+    """As evaluated, else as trained; None where no return is known."""
+    returns = {path: (_return(path, "eval_return"), _return(path, "episode_return")) for path in paths}
+    best = max(paths, key=lambda path: returns[path], default=None)
+    return None if best is None or max(returns[best]) == -math.inf else best
 
 
 def _return(checkpoint: Path, name: str) -> float:

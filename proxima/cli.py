@@ -94,6 +94,7 @@ def _parser() -> Parser:
 
     evaluate = commands.add_parser("evaluate", help="run episodes of a trained policy", allow_abbrev=False)
     evaluate.add_argument("path", help="run folder or checkpoint folder")
+    evaluate.add_argument("--best", action="store_true", help="the run's best checkpoint instead of its newest")
     evaluate.add_argument("--env", help="another env id than the policy was trained on")
     evaluate.add_argument("--episodes", type=int, default=20)
     evaluate.add_argument("--seed", type=int, default=0)
@@ -117,6 +118,7 @@ def _parser() -> Parser:
         allow_abbrev=False,
     )
     export.add_argument("path", help="run folder or checkpoint folder")
+    export.add_argument("--best", action="store_true", help="the run's best checkpoint instead of its newest")
     export.add_argument("--format", choices=("onnx", "torchscript"), default="onnx", help="(default: onnx)")
     export.add_argument("--out", metavar="FILE", help="the file to write (default: beside the checkpoint)")
     export.set_defaults(function=_export)
@@ -220,19 +222,23 @@ def _run_training(config: str | None, resume_from: str | None, overrides: dict[s
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
+    from proxima import checkpoint
     from proxima.evaluate.episodes import evaluate
     from proxima.evaluate.video import record_checkpoint, watch_checkpoint
 
     chosen = {"env": arguments.env, "seed": arguments.seed, "deterministic": not arguments.stochastic}
+    path = checkpoint.find(arguments.path, best=arguments.best)
+    if arguments.episodes < 1:
+        raise UsageError(f"episodes is {arguments.episodes}, but it must be >= 1.")
     if arguments.video_length is not None and not (arguments.record or arguments.render):
         raise UsageError("--video-length is the length of a video: add --record or --render.")
     if arguments.render:
-        watch_checkpoint(arguments.path, length=arguments.video_length, **chosen)
+        watch_checkpoint(path, length=arguments.video_length, **chosen)
     if arguments.record:
-        path = record_checkpoint(arguments.path, length=arguments.video_length, **chosen)
-        print(f"video {path}", file=sys.stderr if arguments.json else sys.stdout, flush=True)
+        video = record_checkpoint(path, length=arguments.video_length, **chosen)
+        print(f"video {video}", file=sys.stderr if arguments.json else sys.stdout, flush=True)
     analyses = {"value": arguments.analyze_value, "policy": arguments.analyze_policy}
-    evaluation = evaluate(arguments.path, episodes=arguments.episodes, trace=any(analyses.values()), **chosen)
+    evaluation = evaluate(path, episodes=arguments.episodes, trace=any(analyses.values()), **chosen)
     print(json.dumps(evaluation.to_dict()) if arguments.json else evaluation.text())
     if any(analyses.values()):
         from proxima.evaluate.report import write_report
@@ -246,7 +252,7 @@ def _export(arguments: argparse.Namespace) -> int:
     from proxima import checkpoint
     from proxima.evaluate.export import export, signature
 
-    folder = checkpoint.find(arguments.path)
+    folder = checkpoint.find(arguments.path, best=arguments.best)
     print(f"exported  {export(folder, format=arguments.format, out=arguments.out)}")
     print(signature(folder))
     return 0

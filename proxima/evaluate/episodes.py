@@ -22,6 +22,8 @@ from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.encoders import is_image
 from proxima.nets.spec import Spec
 
+LONGEST_EPISODE = 100_000
+"""Decisions after which an episode counts as endless."""
 # Each env of a vector env runs as many episodes as the others; so many envs at most.
 MOST_ENVS = 64
 
@@ -89,11 +91,8 @@ class Evaluation:
             f"{'':<8}{'mean':>10}{'std':>10}{'median':>10}{'IQM':>10}{'95% interval':>22}{'min':>10}{'max':>10}",
         ]
         for name, s in (("return", self.returns), ("length", self.lengths)):
-            interval = f"{s.iqm_low:,.1f} to {s.iqm_high:,.1f}"
-            lines.append(
-                f"{name:<8}{s.mean:>10,.1f}{s.std:>10,.1f}{s.median:>10,.1f}{s.iqm:>10,.1f}{interval:>22}"
-                f"{s.min:>10,.1f}{s.max:>10,.1f}"
-            )
+            mean, std, median, iqm, interval, low, high = s.cells()
+            lines.append(f"{name:<8}{mean:>10}{std:>10}{median:>10}{iqm:>10}{interval:>22}{low:>10}{high:>10}")
         if self.success_rate is not None:
             lines.append(f"success {self.success_rate:.1%}")
         return "\n".join(lines)
@@ -131,17 +130,16 @@ def evaluate(
     options = config_from_dict(checkpoint.read_metadata(folder)["config"], source=str(folder)).env
     loaded = load_policy(folder)
     policy = loaded.policy
+    own = env in (None, options.env)
     world = make_env(
         env or options.env,
         num_envs=min(episodes, MOST_ENVS),
-        env_kwargs=options.env_kwargs if env in (None, options.env) else None,
-        max_episode_steps=options.max_episode_steps,
+        env_kwargs=options.env_kwargs if own else None,
+        max_episode_steps=options.max_episode_steps if own else None,
     )
     world.hold = loaded.hold
     try:
-        found = Spec.from_spaces(world.observation_space, world.action_space)
-        if found != policy.spec:
-            raise UsageError(f"{env} does not fit the policy: the env has {found}, the policy {policy.spec}.")
+        policy.spec.check_fit(Spec.from_spaces(world.observation_space, world.action_space), env or options.env)
         start = time.perf_counter()
         with process_settings_kept():
             if not any(is_image(spec.shape) for spec in policy.spec.obs.values()):
@@ -163,12 +161,20 @@ def run_episodes(
     steps: list[list[dict[str, Any]]] = [[] for _ in wanted]
     generator = Generator().manual_seed(seed)
     obs = as_stored(env.reset(seed))
+    lasted = np.zeros(env.num_envs, int)
     while any(len(mine) < count for mine, count in zip(finished, wanted, strict=True)):
         noise = None if deterministic else torch.randn(env.num_envs, policy.noise_size, generator=generator)
         _, action = policy.act(obs, noise)
         step = env.step(action)
         if trace:
             _keep(steps, policy, obs, action, step)
+        lasted += 1
+        if lasted.max() > LONGEST_EPISODE:
+            raise UsageError(
+                f"an episode has not ended after {LONGEST_EPISODE:,} decisions: give the env a time limit, by "
+                "--max-episode-steps in training or where it is registered."
+            )
+        lasted[step.ended.numpy()] = 0
         for i in step.ended.nonzero().flatten().tolist():
             if len(finished[i]) < wanted[i]:
                 finished[i].append(_episode(i, step, policy, steps[i]))

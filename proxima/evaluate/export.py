@@ -207,8 +207,7 @@ def _quiet() -> Iterator[None]:
 
 def _beside(folder: Path, suffix: str) -> Path:
     """In the run's folder, not in the checkpoint's, which may be pruned."""
-    folder = folder if folder.name else folder.resolve()
-    return folder.parent / f"{folder.name}{suffix}"
+    return checkpoint.run_dir(folder) / f"{folder.resolve().name}{suffix}"
 
 
 @contextlib.contextmanager

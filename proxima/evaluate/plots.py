@@ -42,7 +42,8 @@ def calibration(analysis: ValueAnalysis, path: Path) -> Path:
         label="steps",
     )
     centre, mean, error = analysis.binned()
-    axes.errorbar(centre, mean, 2 * error, fmt="o", color=ORANGE, ms=5, capsize=2, label="mean of a bin")
+    label = "mean of a bin ± 2 standard errors"
+    axes.errorbar(centre, mean, 2 * error, fmt="o", color=ORANGE, ms=5, capsize=2, label=label)
     ends = np.array([analysis.predicted.min(), analysis.predicted.max()])
     slope, intercept = analysis.calibration
     if np.isfinite(slope):
@@ -143,13 +144,14 @@ def _histogram(axes: Axes, analysis: PolicyAnalysis, i: int) -> None:
     if analysis.discrete:
         choices, counts = np.unique(values.astype(int), return_counts=True)
         axes.bar(choices, counts / len(values), color=BLUE)
-        axes.set_xticks(range(int(analysis.high[i]) + 1) if analysis.high[i] < 12 else choices)
+        axes.set_xticks(range(int(analysis.low[i]), int(analysis.high[i]) + 1) if analysis.high[i] < 12 else choices)
     else:
         axes.hist(values, bins=40, weights=np.full(len(values), 1 / len(values)), color=BLUE)
         for bound in (analysis.low[i], analysis.high[i]):
             if np.isfinite(bound):
                 axes.axvline(bound, color=RED, ls=":", lw=1.2)
-    axes.set_title(f"{analysis.names[i]}: mean {analysis.mean[i]:.2f}, std {analysis.std[i]:.2f}", fontsize=9)
+    numbers = "" if analysis.discrete else f": mean {analysis.mean[i]:.2f}, std {analysis.std[i]:.2f}"
+    axes.set_title(f"{analysis.names[i]}{numbers}", fontsize=9)
 
 
 def action_summary(analysis: PolicyAnalysis, path: Path) -> Path:
@@ -161,7 +163,7 @@ def action_summary(analysis: PolicyAnalysis, path: Path) -> Path:
     else:
         left.bar(place - 0.2, analysis.saturation, width=0.4, color=BLUE, label="steps at a bound")
         left.bar(place + 0.2, analysis.roughness, width=0.4, color=ORANGE, label="change a step, of the range")
-    left.set_xticks(place)
+    left.set_xticks(place[:: -(-len(place) // 16)])
     left.set_xlabel("action dimension")
     left.set_ylabel("share")
     left.set_ylim(0, max(0.05, left.get_ylim()[1] * 1.25))

@@ -9,6 +9,8 @@ from proxima.nets.spec import ActionSpec
 
 NEAR_BOUND = 0.01
 """Share of the range within which an action counts as at its bound."""
+ROUGH = 0.2
+"""Mean change of an action from one decision to the next, as a share of its range, that real motors would not like."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,9 @@ class PolicyAnalysis:
         size = action.shape[1]
         if discrete:
             most = [1] * size if spec.kind == "multi_binary" else [n - 1 for n in spec.sizes]
-            low, high = np.zeros(size), np.array(most, float)
+            first = np.array(spec.start or [0] * size, float)
+            action = action + first
+            low, high = first, first + np.array(most, float)
         else:
             low, high = np.array(spec.low, float), np.array(spec.high, float)
         entropy = np.concatenate([e.trace.entropy for e in episodes if e.trace is not None])
@@ -69,28 +73,40 @@ class PolicyAnalysis:
 
     def lines(self) -> list[str]:
         """A few lines that say what it means."""
+        size = self.action.shape[1]
         busiest, idlest = int(self.std.argmax()), int(self.std.argmin())
         stuck = [self.names[i] for i in np.flatnonzero(self.std < 1e-6)]
         lines = [
-            f"{self.action.shape[1]} action dimension(s), {len(self.action):,} decisions; entropy of the policy "
+            f"{size} action dimension{'s' * (size > 1)}, {len(self.action):,} decisions; entropy of the policy "
             f"{self.entropy.mean():.2f} nats on average ({self.entropy.min():.2f} to {self.entropy.max():.2f}).",
-            f"It moves {self.names[busiest]} most (deviation {self.std[busiest]:.3g}) and {self.names[idlest]} least "
-            f"({self.std[idlest]:.3g}).",
         ]
+        if size > 1 and not self.discrete:
+            lines.append(
+                f"It moves {self.names[busiest]} most (deviation {self.std[busiest]:.3g}) and {self.names[idlest]} "
+                f"least ({self.std[idlest]:.3g})."
+            )
         if self.discrete:
+            lines += [self._choices(i) for i in range(min(size, 4))]
             lines.append(f"It changes its choice in {self.roughness.mean():.0%} of its decisions.")
         else:
             worst = int(self.saturation.argmax())
+            meaning = _saturation_in_words(float(self.saturation.mean()), float(self.roughness.mean()))
             lines.append(
                 f"{self.saturation.mean():.0%} of all actions are at a bound, most in {self.names[worst]} "
-                f"({self.saturation[worst]:.0%}): " + _saturation_in_words(float(self.saturation.mean()))
+                f"({self.saturation[worst]:.0%}): {meaning}"
             )
             lines.append(
                 f"From decision to decision an action changes by {self.roughness.mean():.1%} of its range: "
-                + ("rough, as real motors would not like." if self.roughness.mean() > 0.2 else "smooth.")
+                + ("rough, as real motors would not like." if self.roughness.mean() > ROUGH else "smooth.")
             )
         lines.append(f"Always the same: {', '.join(stuck)}." if stuck else "Every dimension is used.")
         return lines
+
+    def _choices(self, i: int) -> str:
+        choices, counts = np.unique(self.action[:, i].astype(int), return_counts=True)
+        order = np.argsort(-counts, kind="stable")[:4]
+        shares = ", ".join(f"{choices[j]} in {counts[j] / len(self.action):.0%}" for j in order)
+        return f"{self.names[i]} is {shares} of its decisions."
 
 
 def _columns(episode: Episode) -> np.ndarray:
@@ -98,7 +114,7 @@ def _columns(episode: Episode) -> np.ndarray:
     return episode.trace.action.reshape(len(episode.trace.action), -1).astype(float)
 
 
-def _saturation_in_words(share: float) -> str:
+def _saturation_in_words(share: float, roughness: float) -> str:
     if share > 0.5:
-        return "it switches between extremes rather than steers."
+        return "it switches between extremes rather than steers." if roughness > ROUGH else "it stays at its limits."
     return "it often asks for more than there is." if share > 0.1 else "it has room to steer."

@@ -24,10 +24,12 @@ def write_report(evaluation: Evaluation, *, value: bool, policy: bool) -> tuple[
     folder = Path(evaluation.checkpoint)
     config = config_from_dict(checkpoint.read_metadata(folder)["config"], source=str(folder))
     agent = load_policy(folder).policy
-    target = folder.parent / "report"
+    target = checkpoint.run_dir(folder) / "report"
     sections: list[tuple[str, list[str], list[Path]]] = []
     try:
         target.mkdir(exist_ok=True)
+        for old in (*target.glob("value-*.png"), *target.glob("policy-*.png")):
+            old.unlink()  # of another evaluation
         if value:
             analysis = ValueAnalysis.of(evaluation.episodes, gamma=config.ppo.gamma, smdp=config.ppo.smdp)
             figures = [
@@ -48,7 +50,10 @@ def write_report(evaluation: Evaluation, *, value: bool, policy: bool) -> tuple[
         index.write_text(_page(evaluation, sections))
     except OSError as error:
         raise UsageError(f"the report cannot be written to {target}: {error.strerror}.") from None
-    return index, [line for _, lines, _ in sections for line in lines]
+    said = [line for _, lines, _ in sections for line in lines]
+    if value and evaluation.deterministic:
+        said.append("The critic learned the value of sampled actions: --stochastic judges it by that.")
+    return index, said
 
 
 def _value_map(agent: ActorCritic, evaluation: Evaluation, path: Path) -> list[Path]:
@@ -78,16 +83,15 @@ def _value_map(agent: ActorCritic, evaluation: Evaluation, path: Path) -> list[P
 
 
 def _page(evaluation: Evaluation, sections: list[tuple[str, list[str], list[Path]]]) -> str:
-    rows = [
-        (name, *(f"{number:,.1f}" for number in (s.mean, s.std, s.median, s.iqm, s.iqm_low, s.iqm_high, s.min, s.max)))
-        for name, s in (("return", evaluation.returns), ("length", evaluation.lengths))
-    ]
+    rows = [(name, *s.cells()) for name, s in (("return", evaluation.returns), ("length", evaluation.lengths))]
+    success = evaluation.success_rate
     parts = [
         f"<h1>{html.escape(evaluation.env)}</h1>",
         f"<p>{len(evaluation.episodes)} {'deterministic' if evaluation.deterministic else 'stochastic'} episodes, seed "
         f"{evaluation.seed}, of <code>{html.escape(Path(evaluation.checkpoint).name)}</code>. IQM is the mean of the "
         "middle half, with its 95 % bootstrap interval.</p>",
-        page.table(("", "mean", "std", "median", "IQM", "from", "to", "min", "max"), rows),
+        page.table(("", "mean", "std", "median", "IQM", "95 % interval", "min", "max"), rows),
+        "" if success is None else f"<p>Success in {success:.1%} of the episodes.</p>",
     ]
     for title, lines, figures in sections:
         parts += [f"<h2>{html.escape(title)}</h2>", page.paragraph(lines), *map(page.picture, figures)]

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 RESAMPLES = 2000
+FEWEST = 5
+"""Values below which a bootstrap interval promises more than it keeps."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Summary:
     """95 % bootstrap interval of the interquartile mean."""
     min: float
     max: float
+    count: int
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Summary":
@@ -38,7 +41,19 @@ class Summary:
             iqm_high=float(high),
             min=float(array.min()),
             max=float(array.max()),
+            count=len(array),
         )
+
+    def cells(self) -> tuple[str, ...]:
+        """Mean, deviation, median, IQM, its interval, least and greatest, for a table."""
+        interval = f"{number(self.iqm_low)} to {number(self.iqm_high)}" if self.count >= FEWEST else "too few"
+        first, last = (self.mean, self.std, self.median, self.iqm), (self.min, self.max)
+        return *map(number, first), interval, *map(number, last)
+
+
+def number(value: float) -> str:
+    """One decimal, or three digits where that would hide a small number."""
+    return f"{value:,.1f}" if abs(value) >= 10 or value == round(value) else f"{value:.3g}"
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:

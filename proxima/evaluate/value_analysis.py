@@ -8,6 +8,8 @@ import numpy as np
 from proxima.evaluate.episodes import Episode
 
 BINS = 12
+HARDLY = 0.02
+"""Deviation of the returns, as a share of their mean, below which there is nothing to explain."""
 
 
 @dataclass(frozen=True)
@@ -16,22 +18,26 @@ class ValueAnalysis:
 
     gamma: float
     predicted: np.ndarray  # [S]
-    realised: (
-        np.ndarray
-    )  # [S], discounted; beyond a time limit the critic's own value of the last observation stands in
+    realised: np.ndarray  # [S], discounted
+    """Beyond a time limit the critic's own value of the last observation stands in."""
     to_end: np.ndarray  # [S] int, env steps from the end of the step, or of the held action, to that of the episode
+    borrowed: np.ndarray  # [S] bool
+    """So near to a time limit that the outcome is mostly the critic's own value: it says little about the critic."""
     episodes: list[Episode]
 
     @classmethod
     def of(cls, episodes: list[Episode], *, gamma: float, smdp: bool = True) -> "ValueAnalysis":
         """Of episodes with traces; `smdp` tells whether the critic discounts held actions by their duration."""
-        realised, predicted, to_end = [], [], []
+        realised, predicted, to_end, borrowed = [], [], [], []
+        horizon = round(1.0 / (1.0 - gamma)) if gamma < 1.0 else np.inf
         for episode in episodes:
             assert episode.trace is not None, "evaluate with trace=True"
             realised.append(discounted_returns(episode, gamma=gamma, smdp=smdp))
             predicted.append(episode.trace.value)
             to_end.append(episode.length - np.cumsum(episode.trace.duration))
-        return cls(gamma, np.concatenate(predicted), np.concatenate(realised), np.concatenate(to_end), episodes)
+            borrowed.append((to_end[-1] < horizon) & (not episode.terminated))
+        value, outcome, left, borrows = map(np.concatenate, (predicted, realised, to_end, borrowed))
+        return cls(gamma, value, outcome, left, borrows, episodes)
 
     @property
     def explained_variance(self) -> float:
@@ -70,12 +76,13 @@ class ValueAnalysis:
         return centre, mean, error
 
     def error_by_time_to_end(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Steps to the end (bin centres), mean error and root mean squared error there."""
+        """Steps to the end (bin centres), mean error and root mean squared error there, without what is borrowed."""
         edges = np.unique(np.round(np.linspace(0, self.to_end.max() + 1, BINS + 1)).astype(int))
         error = self.predicted - self.realised
+        counts = ~self.borrowed | self.borrowed.all()
         rows = []
         for low, high in pairwise(edges):
-            inside = error[(self.to_end >= low) & (self.to_end < high)]
+            inside = error[counts & (self.to_end >= low) & (self.to_end < high)]
             if len(inside):
                 rows.append((0.5 * (low + high - 1), inside.mean(), np.sqrt((inside**2).mean())))
         centre, mean, rmse = np.array(rows).T
@@ -89,11 +96,14 @@ class ValueAnalysis:
         ends = "larger near the end of an episode" if rmse[0] > 1.3 * rmse[-1] else "much the same at every distance"
         ends = "smaller near the end of an episode" if rmse[0] < rmse[-1] / 1.3 else ends
         hope = "hopes for too much" if self.bias > 0 else "expects too little"
+        count = len(self.episodes)
+        share = f"The critic explains {self.explained_variance:.0%} of the variance of the discounted returns"
+        if self.realised.std() < HARDLY * abs(float(self.realised.mean())):
+            share = "The discounted returns hardly vary: there is no variance to explain"
         return [
-            f"The critic explains {self.explained_variance:.0%} of the variance of the discounted returns "
-            f"({len(self.predicted):,} steps of {len(self.episodes)} episodes, gamma {self.gamma:g}).",
-            f"On average it {hope}, by {abs(self.bias):,.2f}: {abs(self.bias) / scale:.0%} of the returns' deviation.",
-            f"A typical error is {self.rmse:,.2f}, where returns vary by {scale:,.2f}.",
+            f"{share} ({len(self.predicted):,} decisions of {count} episode{'s' * (count > 1)}, gamma {self.gamma:g}).",
+            f"On average it {hope}, by {abs(self.bias):,.3g}: {abs(self.bias) / scale:.0%} of the returns' deviation.",
+            f"A typical error is {self.rmse:,.3g}, where returns vary by {scale:,.3g}.",
             f"Outcomes follow predictions with slope {slope:.2f} and intercept {intercept:,.2f} (1 and 0 are perfect): "
             + _slope_in_words(slope),
             f"Its errors are {ends}.",
@@ -115,6 +125,8 @@ def discounted_returns(episode: Episode, *, gamma: float, smdp: bool = True) -> 
 def _slope_in_words(slope: float) -> str:
     if not np.isfinite(slope):
         return "it predicts the same everywhere."
+    if slope < 0.2:
+        return "it does not tell good states from bad ones."
     if slope < 0.8:
         return "it exaggerates differences between states."
     return "it plays differences between states down." if slope > 1.2 else "it tells good states from bad ones."

@@ -116,8 +116,14 @@ def record_checkpoint(
     folder = checkpoint.find(path)
     act, env_id, options = _cast(folder, env=env, seed=seed, deterministic=deterministic)
     step = checkpoint.read_metadata(folder)["global_step"]
-    name = f"{re.sub(r'[^A-Za-z0-9._-]+', '-', env_id)}-step{step}-seed{seed}{'' if deterministic else '-stochastic'}"
-    return record(act, env_id, path=folder.parent / "videos" / f"{name}.mp4", seed=seed, length=length, **options)
+    how = f"-seed{seed}{f'-{length}steps' if length else ''}{'' if deterministic else '-stochastic'}"
+    target = video_path(checkpoint.run_dir(folder), env_id, step, how)
+    return record(act, env_id, path=target, seed=seed, length=length, **options)
+
+
+def video_path(run_dir: Path, env_id: str, step: int, how: str = "") -> Path:
+    """Where a run's video after so many training steps is, in letters that every file system takes."""
+    return run_dir / "videos" / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', env_id)}-step{step}{how}.mp4"
 
 
 def watch_checkpoint(
@@ -140,10 +146,11 @@ def frame_rate(env: gym.Env) -> float:
 def _cast(folder: Path, *, env: str | None, seed: int, deterministic: bool) -> tuple[Act, str, dict[str, Any]]:
     """Who acts in a checkpoint's video, and where: its policy, and the env of its config unless another is named."""
     options = config_from_dict(checkpoint.read_metadata(folder)["config"], source=str(folder)).env
-    env_kwargs = options.env_kwargs if env in (None, options.env) else None
     policy = load_policy(folder, seed=seed)
     act = functools.partial(policy.act, deterministic=deterministic)
-    rest = {"env_kwargs": env_kwargs, "max_episode_steps": options.max_episode_steps, "hold": policy.hold}
+    rest: dict[str, Any] = {"hold": policy.hold}
+    if env in (None, options.env):
+        rest |= {"env_kwargs": options.env_kwargs, "max_episode_steps": options.max_episode_steps}
     return act, env or options.env, rest
 
 
@@ -204,7 +211,8 @@ def _play(env: gym.Env, act: Act, *, seed: int, length: int | None, hold: Hold) 
                 f"the action has shape {np.shape(action)}, but env {_name(env)!r} takes {env.action_space}: "
                 "the policy does not fit it."
             )
-        obs, _, terminated, truncated, _ = env.step(copy.copy(action))
+        with _explained(env, "it failed"):
+            obs, _, terminated, truncated, _ = env.step(copy.copy(action))
         yield
         if terminated or truncated:
             left = 0

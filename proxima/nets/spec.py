@@ -100,6 +100,24 @@ class Spec:
             "action": _plain(self.action),
         }
 
+    def check_fit(self, other: "Spec", env_id: str) -> None:
+        """Refuse an env whose observations or actions are not those that a policy of this spec was trained on."""
+        ours, theirs = self._what_matters(), other._what_matters()
+        for name in dict.fromkeys([*ours, *theirs]):
+            one, two = ours.get(name, "not there"), theirs.get(name, "not there")
+            if one != two:
+                raise UsageError(f"env {env_id!r} does not fit the policy: its {name} is {two}, the policy's {one}.")
+
+    def _what_matters(self) -> dict[str, str]:
+        """Shapes and bounds, in words; a policy takes all observations but bytes as float32."""
+        seen = {
+            f"observation {key!r}": f"{o.shape}" + (" of bytes" if o.dtype == "uint8" else "")
+            for key, o in self.obs.items()
+        }
+        action = self.action
+        bounds = f" from {list(action.low)} to {list(action.high)}" if action.low else ""
+        return seen | {"action": f"{action.kind} {action.shape or action.sizes}{bounds}"}
+
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Spec":
         """What `to_dict` described."""

@@ -11,6 +11,7 @@ import torch
 from proxima.config import Config
 from proxima.envs.action_hold import Hold
 from proxima.envs.base import VecEnv
+from proxima.envs.env_group import ENV_ERRORS
 from proxima.envs.make import make_env
 from proxima.errors import UsageError
 from proxima.evaluate.episodes import MOST_ENVS, run_episodes
@@ -27,12 +28,18 @@ class Examiner:
     def __init__(self, config: Config, policy: ActorCritic, *, step: int):
         self.config, self.policy = config, policy
         self.metrics: dict[str, float] = {}
-        """The latest examination; NaN before the first, empty where none is wanted."""
+        """Of this iteration: NaN where it was not examined, empty where none is wanted."""
         self.best = -math.inf
-        self._step, self._can_record = step, True
+        self._step, self._can_record, self._can_evaluate = step, True, True
         self._env: VecEnv | None = None
         if config.evaluation.eval_every:
             self.metrics = dict.fromkeys(("eval_return", "eval_return_std", "eval_length"), math.nan)
+
+    @property
+    def eval_return(self) -> float | None:
+        """Of this iteration's policy; None where it was not evaluated."""
+        found = self.metrics.get("eval_return", math.nan)
+        return None if math.isnan(found) else found
 
     def examine(self, step: int, run_dir: Path, hold: Hold) -> bool:
         """Whatever is due after the training step `step`, with actions held as in training just now.
@@ -40,13 +47,20 @@ class Examiner:
         Tells whether the policy is the best so far.
         """
         options, before, self._step = self.config.evaluation, self._step, step
+        self.metrics = dict.fromkeys(self.metrics, math.nan)
         if self._can_record and passed(options.record_every, before, step):
             try:
                 self._record(step, run_dir, hold)
-            except UsageError as error:
+            except ENV_ERRORS as error:  # training goes on, whatever a drawing library or the env raises
                 log.warning("No videos: %s", error)
                 self._can_record = False
-        return passed(options.eval_every, before, step) and self._evaluate(hold)
+        if self._can_evaluate and passed(options.eval_every, before, step):
+            try:
+                return self._evaluate(hold)
+            except UsageError as error:
+                log.warning("No evaluation: %s", error)
+                self._can_evaluate = False
+        return False
 
     def _evaluate(self, hold: Hold) -> bool:
         if self._env is None:  # on first use: a run that ends before it has nothing to free
@@ -79,13 +93,13 @@ class Examiner:
         return is_best
 
     def _record(self, step: int, run_dir: Path, hold: Hold) -> None:
-        from proxima.evaluate.video import record
+        from proxima.evaluate.video import record, video_path
 
         env = self.config.env
         record(
             LoadedPolicy(copy.deepcopy(self.policy).cpu()).act,
             env.env,
-            path=run_dir / "videos" / f"{env.env.replace('/', '_')}-step{step}.mp4",
+            path=video_path(run_dir, env.env, step),
             env_kwargs=env.env_kwargs,
             max_episode_steps=env.max_episode_steps,
             seed=self.config.run.seed,
@@ -95,11 +109,10 @@ class Examiner:
 
     def get_state(self) -> dict[str, Any]:
         """What a resume needs."""
-        return {"metrics": self.metrics, "best": self.best, "step": self._step}
+        return {"best": self.best, "step": self._step}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Put back what `get_state` gave."""
-        self.metrics |= {name: value for name, value in state["metrics"].items() if name in self.metrics}
         self.best, self._step = state["best"], state["step"]
 
     def close(self) -> None:

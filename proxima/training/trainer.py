@@ -212,7 +212,7 @@ class Trainer:
             "iteration": self.iteration,
             "global_step": self.collector.global_step,
             "episode_return": self.collector.episodes.metrics()["episode_return"],
-            "eval_return": self.examiner.metrics.get("eval_return"),
+            "eval_return": self.examiner.eval_return,
             "action_hold": self.env.hold.to_dict(),
             "resumed_from": self.lineage[-1] if self.lineage else None,
             "lineage": self.lineage,

@@ -102,3 +102,33 @@ def test_the_command_writes_a_page_that_needs_nothing_else(env: str, capsys: pyt
     assert ("value-map" in figures) == (env == "Pendulum-v1")  # an angle and its velocity make a map
     assert figures >= {"value-calibration", "value-episodes", "value-error", "policy-actions", "policy-summary"}
     assert text.count("data:image/png;base64,") == len(figures) and "http" not in text
+
+
+def test_what_a_time_limit_cuts_off_does_not_count_as_known() -> None:
+    # Gamma 0.9 looks ten steps ahead; the last ten outcomes of a truncated episode are mostly the critic's own value.
+    size = 40
+    cut = episode([0.0] * size, [1.0] * size, terminated=False, final_value=1.0)
+    analysis = ValueAnalysis.of([cut], gamma=0.9)
+    assert analysis.borrowed.tolist() == [False] * (size - 10) + [True] * 10
+    centre, _, _ = analysis.error_by_time_to_end()
+    assert centre.min() >= 10
+    ended = ValueAnalysis.of([episode([0.0] * size, [1.0] * size)], gamma=0.9)
+    assert not ended.borrowed.any() and ended.error_by_time_to_end()[0].min() < 3
+
+
+def test_words_fit_the_numbers() -> None:
+    truth = discounted_returns(episode([1.0, 0.0, 3.0, 1.0, 2.0], np.zeros(5)), gamma=0.9)
+    wrong_way = ValueAnalysis.of([episode([1.0, 0.0, 3.0, 1.0, 2.0], -truth)], gamma=0.9)
+    assert "does not tell good states from bad ones" in wrong_way.lines()[3]
+    steady = ValueAnalysis.of([episode([1.0] * 50, [9.9] * 50, terminated=False, final_value=10.0)], gamma=0.9)
+    assert "hardly vary" in steady.lines()[0] and "1 episode," in steady.lines()[0]
+    still = PolicyAnalysis.of(
+        [episode([1.0] * 9, [1.0] * 9, action=np.ones((9, 1)))], ActionSpec("box", (1,), (-1.0,), (1.0,), shape=(1,))
+    )
+    assert "it stays at its limits" in still.lines()[1] and not any("moves" in line for line in still.lines())
+    chosen = np.array([0, 0, 0, 1])
+    discrete = PolicyAnalysis.of(
+        [episode([1.0] * 4, [1.0] * 4, action=chosen)], ActionSpec("discrete", (3,), start=(5,), dtype="int64")
+    )
+    assert discrete.action.ravel().tolist() == [5, 5, 5, 6] and (discrete.low[0], discrete.high[0]) == (5, 7)
+    assert "action 0 is 5 in 75%, 6 in 25% of its decisions." in discrete.lines()

@@ -9,8 +9,10 @@ import torch
 
 from proxima import load_policy, train
 from proxima.config import load_config
+from proxima.envs.base import VecEnv
 from proxima.envs.make import make_env
 from proxima.errors import UsageError
+from proxima.evaluate import episodes as episodes_module
 from proxima.evaluate.episodes import evaluate, run_episodes
 from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.spec import Spec
@@ -101,10 +103,68 @@ def test_the_same_seed_gives_the_same_episodes_and_stochastic_ones_differ() -> N
     [
         ({"episodes": 0}, "episodes is 0, but it must be >= 1"),
         ({"seed": -1}, "seed is -1, but it must be >= 0"),
-        ({"env": "Acrobot-v1"}, r"Acrobot-v1 does not fit the policy.*\(6,\).*\(4,\)"),
+        (
+            {"env": "Acrobot-v1"},
+            r"does not fit the policy: its observation 'obs' is \(6,\), the policy's \(4,\)",
+        ),
     ],
 )
 def test_bad_input_is_named(options: dict[str, Any], message: str) -> None:
     result = short_run("CartPole-v1")
     with pytest.raises(UsageError, match=message):
         evaluate(result.run_dir, **options)
+
+
+class Drift(gym.Env):
+    """Begins at its seed and moves one a step; a time limit ends it."""
+
+    observation_space = gym.spaces.Box(-99, 99, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple:
+        self.place = float(seed or 0)
+        return np.array([self.place], np.float32), {}
+
+    def step(self, action: Any) -> tuple:
+        self.place += 1
+        return np.array([self.place], np.float32), 1.0, False, False, {}
+
+
+def drifting(num_envs: int, limit: int | None) -> tuple[VecEnv, ActorCritic]:
+    gym.register("Drift-v0", Drift, max_episode_steps=limit)
+    env = make_env("Drift-v0", num_envs=num_envs, mode="sync")
+    options = load_config(None, {})
+    torch.manual_seed(0)
+    policy = ActorCritic(Spec.from_spaces(env.observation_space, env.action_space), options.policy, options.normalize)
+    policy.return_scale.fill_(7.0)
+    return env, policy
+
+
+def test_the_value_after_a_time_limit_is_that_of_the_envs_own_last_observation() -> None:
+    env, policy = drifting(2, limit=3)
+    episodes = run_episodes(policy, env, episodes=2, seed=5, deterministic=True, trace=True)
+    env.close()
+    for first, episode in zip((5.0, 6.0), episodes, strict=True):
+        obs = {"obs": torch.tensor([[first + t] for t in range(4)])}
+        expected = 7.0 * policy.value(obs).detach().numpy()
+        assert episode.trace is not None and not episode.terminated
+        np.testing.assert_allclose([*episode.trace.value, episode.trace.final_value], expected, rtol=1e-5)
+        entropy = policy(policy.normalizer(obs))[0].entropy()[:3]
+        np.testing.assert_allclose(episode.trace.entropy, entropy.detach().numpy(), rtol=1e-5)
+
+
+def test_an_episode_without_end_is_an_error_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(episodes_module, "LONGEST_EPISODE", 50)
+    env, policy = drifting(1, limit=None)
+    with pytest.raises(UsageError, match="has not ended after 50 decisions: give the env a time limit"):
+        run_episodes(policy, env, episodes=1, seed=0, deterministic=True)
+    env.close()
+
+
+def test_the_checkpoints_own_env_options_are_used() -> None:
+    free = {"forward_reward_weight": 0.0, "ctrl_cost_weight": 0.0}
+    result = short_run("HalfCheetah-v5", env_kwargs=free, max_episode_steps=7)
+    found = evaluate(result.run_dir, episodes=2)
+    assert [(episode.return_, episode.length) for episode in found.episodes] == [(0.0, 7), (0.0, 7)]
+    other = evaluate(result.run_dir, env="HalfCheetah-v4", episodes=1)  # its own limit, its own options
+    assert other.episodes[0].length == 1000 and other.episodes[0].return_ != 0.0

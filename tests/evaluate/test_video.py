@@ -96,12 +96,12 @@ def test_a_length_goes_over_episodes_and_ends_on_a_step(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_after_a_failure_and_an_older_video_stays(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="the brush broke"):
+    with pytest.raises(UsageError, match="it failed: RuntimeError: the brush broke"):
         record(steer, "Painter-v0", path=tmp_path / "a.mp4", env_kwargs={"fail_at": 3})
     assert list(tmp_path.iterdir()) == []
     path = record(steer, "Painter-v0", path=tmp_path / "a.mp4")
     before = path.read_bytes()
-    with pytest.raises(RuntimeError, match="the brush broke"):
+    with pytest.raises(UsageError, match="it failed: RuntimeError: the brush broke"):
         record(steer, "Painter-v0", path=path, env_kwargs={"fail_at": 3})
     assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == before
 
@@ -244,7 +244,7 @@ def test_the_command_records_into_the_run_and_still_evaluates(
     )
     first, *numbers = capsys.readouterr().out.splitlines()
     path = Path(first.removeprefix("video "))
-    assert path.parent.name == "videos" and path.name == "Painter-v0-step64-seed3.mp4"
+    assert path.parent.name == "videos" and path.name == "Painter-v0-step64-seed3-6steps.mp4"
     assert brightness(path) == [0, 1, 2, 3, 4, 0, 1, 2] and "2 episodes" in "".join(numbers)
     assert (path.parent.parent / "config.yaml").is_file()
     assert main(["evaluate", "runs/Painter-v0", "--record", "--json", "--episodes", "2"]) == 0

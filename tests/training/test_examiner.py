@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from proxima import checkpoint, train
-from proxima.evaluate.episodes import evaluate
+from proxima.evaluate import episodes as episodes_module
+from proxima.evaluate.episodes import Episode, evaluate
 from proxima.training import examiner as examiner_module
 
 SMALL = {
@@ -51,16 +52,52 @@ def test_the_best_evaluated_checkpoint_is_kept_and_evaluates_the_same(monkeypatc
     assert evaluate(path, episodes=3, seed=7).returns.mean == pytest.approx(best)
 
 
-def test_a_resume_goes_on_with_the_best_so_far() -> None:
-    whole = train(**SMALL, eval_every=256, eval_episodes=2, name="whole")
-    half = train(**(SMALL | {"total_timesteps": 128 * 5}), eval_every=256, eval_episodes=2, name="half")
-    rest = train(resume_from=half.run_dir, total_timesteps=SMALL["total_timesteps"])
-    ours, theirs = rows(rest.run_dir), rows(whole.run_dir)[5:]
-    assert [row["eval_return"] for row in ours] == [row["eval_return"] for row in theirs]
+def script(monkeypatch: pytest.MonkeyPatch, returns: list[float]) -> None:
+    """Evaluations that give these returns, one after another."""
+    left = iter(returns)
+    monkeypatch.setattr(examiner_module, "run_episodes", lambda *_, **__: [Episode(next(left), 10, True, None)])
 
 
-def test_videos_are_recorded(tmp_path: Path) -> None:
+def test_only_what_was_evaluated_counts_as_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, [1.0, 9.0, 5.0, 3.0])
+    # Eight iterations of 128 steps, every second one evaluated, all of them saved.
+    result = train(**SMALL, eval_every=256, checkpoint_freq=128, keep_checkpoints=1)
+    assert [row["eval_return"] for row in rows(result.run_dir)] == [None, 1.0, None, 9.0, None, 5.0, None, 3.0]
+    told = [checkpoint.read_metadata(path) for path in checkpoint.list_checkpoints(result.run_dir)]
+    assert [(one["iteration"], one["eval_return"]) for one in told] == [(4, 9.0), (8, 3.0)]
+    best, newest = checkpoint.list_checkpoints(result.run_dir)
+    assert checkpoint.find(result.run_dir, best=True) == best and checkpoint.find(result.run_dir) == newest
+
+
+def test_the_best_is_saved_when_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, [1.0, 9.0, 5.0, 3.0])
+    result = train(**SMALL, eval_every=256, keep_checkpoints=1)
+    told = [checkpoint.read_metadata(path) for path in checkpoint.list_checkpoints(result.run_dir)]
+    assert [one["iteration"] for one in told] == [4, 8]
+
+
+def test_a_resume_goes_on_with_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, [1.0, 9.0, 5.0, 3.0])
+    half = train(**(SMALL | {"total_timesteps": 128 * 5}), eval_every=256, name="half")
+    rest = train(resume_from=half.run_dir, total_timesteps=SMALL["total_timesteps"], keep_checkpoints=5)
+    assert [row["eval_return"] for row in rows(rest.run_dir)] == [5.0, None, 3.0]
+    assert len(checkpoint.list_checkpoints(rest.run_dir)) == 1  # neither 5 nor 3 is a new best
+
+
+def test_an_evaluation_that_cannot_be_made_does_not_stop_the_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(episodes_module, "LONGEST_EPISODE", 3)
+    result = train(**SMALL, eval_every=256)
+    assert result.global_step == SMALL["total_timesteps"]
+    assert caplog.text.count("No evaluation: an episode has not ended after 3 decisions") == 1
+
+
+def test_videos_are_recorded_and_change_nothing() -> None:
+    plain = train(**(SMALL | {"env": "CartPole-v1"}), name="plain")
     result = train(**(SMALL | {"env": "CartPole-v1"}), record_every=512, video_length=20)
+    one, two = (checkpoint.read(run.checkpoint, "agent.pt") for run in (plain, result))
+    assert all(torch.equal(one[key], two[key]) for key in one)
     videos = sorted((result.run_dir / "videos").iterdir())
     assert [video.name for video in videos] == ["CartPole-v1-step1024.mp4", "CartPole-v1-step512.mp4"]
     assert len(iio.imread(videos[0])) >= 20
