@@ -178,7 +178,7 @@ def test_the_log_counts_env_steps_and_decisions(capsys: pytest.CaptureFixture[st
     assert not any("decision" in name or "hold" in name for name in rows(train(**options, name="plain").run_dir)[0])
 
 
-def test_a_policy_is_evaluated_with_the_hold_it_had() -> None:
+def test_a_policy_is_evaluated_with_the_hold_it_had(capsys: pytest.CaptureFixture[str]) -> None:
     held = {"action_hold_start_seconds": 0.04, "action_hold_end_seconds": 0.024}
     result = train(**SMALL, **held, total_timesteps=64 * 12)
     hold = load_policy(result.run_dir).hold
@@ -188,6 +188,7 @@ def test_a_policy_is_evaluated_with_the_hold_it_had() -> None:
         assert set(episode.trace.duration[:-1]) <= {3} and 1 <= episode.trace.duration[-1] <= 3
         assert episode.trace.duration.sum() == episode.length
     assert main(["evaluate", str(result.run_dir), "--episodes", "3", "--analyze-value", "--analyze-policy"]) == 0
+    assert "actions held for 3 env steps" in capsys.readouterr().out
 
 
 def test_a_video_shows_every_step_and_asks_for_an_action_at_every_decision() -> None:
