@@ -107,18 +107,6 @@ def test_bad_values_are_named(overrides: dict[str, Any], message: str) -> None:
         ({"name": "a/b"}, "usable as one folder's name"),
         ({"name": ".."}, "usable as one folder's name"),
         ({"std_mode": "state", "min_std": 1, "max_std": 1}, "use --std-mode fixed"),
-        ({"action_hold_start_seconds": 0.3}, "action_hold_end_seconds is not: give both"),
-        ({"action_hold_end_seconds": 0.3}, "action_hold_start_seconds is not: give both"),
-        (
-            {"action_hold_seconds": 0.1, "action_hold_start_seconds": 0.3, "action_hold_end_seconds": 0.1},
-            "action_hold_seconds and action_hold_start_seconds are set, but an action has one hold",
-        ),
-        (
-            {"action_hold_random": [0.1, 0.2], "action_hold_start_seconds": 0.3, "action_hold_end_seconds": 0.1},
-            "action_hold_start_seconds and action_hold_random are set",
-        ),
-        ({"action_hold_random": [0.2, 0.1]}, "the shortest and the longest hold in seconds"),
-        ({"action_hold_random": 0.2}, "the shortest and the longest hold in seconds"),
     ],
 )
 def test_contradictions_are_named(overrides: dict[str, Any], message: str) -> None:

@@ -123,9 +123,7 @@ def test_every_back_end_trains_to_the_same_bits() -> None:
 
 
 def schedule(step_seconds: float | None = 0.05, **options: Any) -> HoldSchedule:
-    config = load_config(None, options)
-    config.validate()
-    return HoldSchedule(config, step_seconds)
+    return HoldSchedule(load_config(None, options), step_seconds)
 
 
 def test_the_hold_goes_down_in_a_line_and_stays_there() -> None:
@@ -151,6 +149,30 @@ def test_decisions_are_estimated_for_whether_compilation_pays() -> None:
     trainer = Trainer(load_config(None, SMALL | {"total_timesteps": 64 * 130, "action_hold_seconds": 0.1}))
     trainer.env.close()
     assert trainer.learner._num_iterations == 10
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"action_hold_start_seconds": 0.3}, "action_hold_end_seconds is not: give both"),
+        ({"action_hold_end_seconds": 0.3}, "action_hold_start_seconds is not: give both"),
+        (
+            {"action_hold_seconds": 0.1, "action_hold_start_seconds": 0.3, "action_hold_end_seconds": 0.1},
+            "action_hold_seconds and action_hold_start_seconds are set, but an action has one hold",
+        ),
+        (
+            {"action_hold_random": [0.1, 0.2], "action_hold_start_seconds": 0.3, "action_hold_end_seconds": 0.1},
+            "action_hold_start_seconds and action_hold_random are set",
+        ),
+        ({"action_hold_seconds": 0.1, "action_hold_fraction": 0.5}, "no start and end of the hold"),
+        ({"action_hold_anneal": False}, "no start and end of the hold"),
+        ({"action_hold_random": [0.2, 0.1]}, "the shortest and the longest hold in seconds"),
+        ({"action_hold_random": 0.2}, "the shortest and the longest hold in seconds"),
+    ],
+)
+def test_contradictions_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        schedule(**options)
 
 
 def test_an_env_without_time_cannot_hold_for_seconds() -> None:
