@@ -297,34 +297,9 @@ class Config:
             raise UsageError(f"name is {self.name!r}, but it must be usable as one folder's name, without '/'.")
         if self.optimizer.weight_decay and self.optimizer.optimizer == "adam":
             raise UsageError("weight_decay is set, but optimizer adam has none: use --optimizer adamw.")
-        _check_hold(self.env)
         if not policy.hidden_sizes:
             raise UsageError("hidden_sizes is empty: give at least one width, such as --hidden-sizes 64 64.")
         return notices
-
-
-def _check_hold(env: EnvOptions) -> None:
-    """The options of held actions have three ways to say how long; only one may be used."""
-    start, end, between = env.action_hold_start_seconds, env.action_hold_end_seconds, env.action_hold_random
-    if (start is None) != (end is None):
-        given, missing = ("start", "end") if end is None else ("end", "start")
-        raise UsageError(
-            f"action_hold_{given}_seconds is set, but action_hold_{missing}_seconds is not: give both, or "
-            "--action-hold-seconds for a fixed hold."
-        )
-    ways = {
-        "action_hold_seconds": bool(env.action_hold_seconds),
-        "action_hold_start_seconds": start is not None,
-        "action_hold_random": between is not None,
-    }
-    used = [name for name, is_used in ways.items() if is_used]
-    if len(used) > 1:
-        raise UsageError(f"{' and '.join(used)} are set, but an action has one hold: leave all but one of them out.")
-    if between is not None and (len(between) != 2 or between[0] > between[1]):
-        raise UsageError(
-            f"action_hold_random is {between}, but it must be the shortest and the longest hold in seconds, such as "
-            "--action-hold-random 0.05 0.2."
-        )
 
 
 SECTIONS: dict[str, type] = {name: type(section) for name, section in vars(Config()).items()}

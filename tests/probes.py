@@ -147,6 +147,27 @@ class Strict(Probe):
         return self.observe(0.0), 0.0, True, False, {}
 
 
+class Chain(Probe):
+    """State 0 for `wait` steps that pay nothing, then state 1, which pays 1 a step: for `pay` steps, or for ever.
+
+    A step takes a second. V(1) is the sum of gamma^i over the steps that pay, and V(0) = gamma^wait V(1) at the start.
+    """
+
+    dt = 1.0
+
+    def __init__(self, wait: int = 3, pay: int | None = None):
+        self.wait, self.pay = wait, pay
+
+    def first(self) -> float:
+        return float(self.wait == 0)
+
+    def step(self, action: Any) -> tuple:
+        reward = float(self.time >= self.wait)
+        self.time += 1
+        ended = self.pay is not None and self.time == self.wait + self.pay
+        return self.observe(float(self.time >= self.wait)), reward, ended, False, {}
+
+
 def register() -> None:
     """Make the probes known to Gymnasium, once."""
     if "ProbeConstant-v0" in gym.registry:
@@ -155,6 +176,7 @@ def register() -> None:
     gym.register("ProbeObservation-v0", RewardIsObservation)
     gym.register("ProbeDelayed-v0", DelayedReward)
     gym.register("ProbeEndless-v0", Endless, max_episode_steps=8)
+    gym.register("ProbeChain-v0", Chain, max_episode_steps=11)
     gym.register("ProbeAim-v0", AimAtObservation)
     gym.register("ProbeMatch-v0", Match)
     gym.register("ProbePixels-v0", Pixels)

@@ -56,6 +56,7 @@ def test_the_key_env_is_a_section_or_an_id(tmp_path: Path) -> None:
         ("hidden_sizes", ["256,128"], [256, 128]),
         ("hidden_sizes", ["256", "128"], [256, 128]),
         ("target_kl", "none", None),
+        ("action_hold_random", ["0.05", "0.2"], [0.05, 0.2]),
         ("target_kl", "0.02", 0.02),
         ("normalize_obs", "False", False),
         ("compile", True, "on"),
@@ -85,6 +86,9 @@ def test_values_as_people_write_them(name: str, text: Any, value: Any) -> None:
         ({"env_kwargs": "{a: "}, "must be a mapping"),
         ({"learning_rate": "inf"}, "must be a finite number"),
         ({"hidden_sizes": "64,0"}, "must be >= 1"),
+        ({"action_hold_seconds": -0.1}, "action_hold_seconds is -0.1, but it must be >= 0"),
+        ({"action_hold_random": "-0.1 0.2"}, "action_hold_random is -0.1, but it must be >= 0"),
+        ({"action_hold_fraction": 0}, "action_hold_fraction is 0, but it must be > 0"),
     ],
 )
 def test_bad_values_are_named(overrides: dict[str, Any], message: str) -> None:

@@ -45,9 +45,20 @@ class Hold:
         return self.high > 1
 
     @property
+    def steps(self) -> int | tuple[int, int]:
+        """As `ActionHold` takes it: a number, or the range where it is random."""
+        return self.low if self.low == self.high else (self.low, self.high)
+
+    @property
     def mean(self) -> float:
         """Env steps of a decision on average, if no episode ends in it."""
         return (self.low + self.high) / 2
+
+    def text(self) -> str:
+        """For people, at the start of a list; empty where nothing is held."""
+        if not self.holds:
+            return ""
+        return f"actions held for {self.low if self.low == self.high else f'{self.low} to {self.high}'} env steps, "
 
     def draw(self, rng: Generator, count: int) -> NDArray[np.int64]:
         """Durations of the next decision of `count` envs; the generator is touched only where they are random."""
@@ -154,16 +165,16 @@ class ActionHold(gym.Wrapper, RecordConstructorArgs):
     @property
     def steps(self) -> int | tuple[int, int]:
         """How many steps, or the range that they are drawn from."""
-        return self._hold.low if self._hold.low == self._hold.high else (self._hold.low, self._hold.high)
+        return self._hold.steps
 
     @steps.setter
     def steps(self, steps: int | tuple[int, int]) -> None:
-        low, high = (steps, steps) if isinstance(steps, int) else steps
+        low, high = np.broadcast_to(steps, 2).tolist()
         self._hold = Hold(low, high, self.gamma)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """One decision: the action for as long as it lasts."""
-        count = int(self._hold.draw(self.np_random, 1)[0]) if self._hold.low < self._hold.high else self._hold.low
+        count = int(self._hold.draw(self.np_random, 1)[0])
         # A copy for each step: an env may write into its action, or keep it.
         done = repeat(lambda: self.env.step(copy.copy(action)), count, self.gamma)
         info = {**done.info, "duration": done.duration, "undiscounted_reward": done.total}

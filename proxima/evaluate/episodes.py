@@ -13,6 +13,7 @@ from proxima import checkpoint
 from proxima.compiling import process_settings_kept
 from proxima.config import config_from_dict
 from proxima.data.rollout import as_stored
+from proxima.envs.action_hold import Hold
 from proxima.envs.base import Step, VecEnv
 from proxima.envs.make import make_env
 from proxima.errors import UsageError
@@ -65,6 +66,8 @@ class Evaluation:
     seconds: float
     deterministic: bool
     seed: int
+    hold: Hold
+    """How long actions were held."""
     returns: Summary = field(init=False)
     lengths: Summary = field(init=False)
 
@@ -87,7 +90,7 @@ class Evaluation:
         """A small table for people."""
         lines = [
             f"{self.env}, {len(self.episodes)} episodes, {'deterministic' if self.deterministic else 'stochastic'}, "
-            f"seed {self.seed}, {self.steps_per_second:,.0f} steps/s",
+            f"seed {self.seed}, {self.hold.text()}{self.steps_per_second:,.0f} steps/s",
             f"{'':<8}{'mean':>10}{'std':>10}{'median':>10}{'IQM':>10}{'95% interval':>22}{'min':>10}{'max':>10}",
         ]
         for name, s in (("return", self.returns), ("length", self.lengths)):
@@ -104,6 +107,7 @@ class Evaluation:
             "checkpoint": self.checkpoint,
             "deterministic": self.deterministic,
             "seed": self.seed,
+            "action_hold_steps": self.hold.steps,
             "return": asdict(self.returns),
             "length": asdict(self.lengths),
             "success_rate": self.success_rate,
@@ -148,7 +152,7 @@ def evaluate(
         seconds = time.perf_counter() - start
     finally:
         world.close()
-    return Evaluation(env or options.env, str(folder), done, seconds, deterministic, seed)
+    return Evaluation(env or options.env, str(folder), done, seconds, deterministic, seed, loaded.hold)
 
 
 @torch.no_grad()

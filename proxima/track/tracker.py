@@ -24,6 +24,8 @@ log = logging.getLogger("proxima")
 METRICS_FILE = "metrics.jsonl"
 _PROGRESS_LINE_SECONDS = 30.0
 _TENSORBOARD_GROUPS = {
+    "action_hold": "hold",
+    "decisions": "hold",
     "episode": "episodes",
     "policy_loss": "losses",
     "value_loss": "losses",

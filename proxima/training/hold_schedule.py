@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from proxima.config import Config
+from proxima.config import Config, EnvOptions
 from proxima.envs.action_hold import Hold, steps_of
 from proxima.errors import UsageError
 
@@ -11,6 +11,7 @@ class HoldSchedule:
     """From the options in seconds, and the env's own time step, to the `Hold` of each iteration."""
 
     def __init__(self, config: Config, step_seconds: float | None):
+        _check(config.env)
         self._env = config.env
         self._gamma = config.ppo.gamma if config.ppo.smdp else 1.0
         self.active = config.env.holds_actions
@@ -64,3 +65,31 @@ class HoldSchedule:
         steps = list(dict.fromkeys([start.low, last]))  # one number where both are the same
         seconds = word.join(f"{count * self._step_seconds:.3g}" for count in steps)
         return f"actions held for {seconds} s ({word.join(map(str, steps))} env step{'s' * (steps != [1])}), "
+
+
+def _check(env: EnvOptions) -> None:
+    """The options of held actions have three ways to say how long; only one may be used."""
+    start, end, between = env.action_hold_start_seconds, env.action_hold_end_seconds, env.action_hold_random
+    if (start is None) != (end is None):
+        given, missing = ("start", "end") if end is None else ("end", "start")
+        raise UsageError(
+            f"action_hold_{given}_seconds is set, but action_hold_{missing}_seconds is not: give both, or "
+            "--action-hold-seconds for a fixed hold."
+        )
+    ways = {
+        "action_hold_seconds": bool(env.action_hold_seconds),
+        "action_hold_start_seconds": start is not None,
+        "action_hold_random": between is not None,
+    }
+    used = [name for name, is_used in ways.items() if is_used]
+    if len(used) > 1:
+        raise UsageError(f"{' and '.join(used)} are set, but an action has one hold: leave all but one of them out.")
+    if start is None and (env.action_hold_fraction != 1 or not env.action_hold_anneal):
+        raise UsageError(
+            "action_hold_fraction or action_hold_anneal is set, but no start and end of the hold: give both."
+        )
+    if between is not None and (len(between) != 2 or between[0] > between[1]):
+        raise UsageError(
+            f"action_hold_random is {between}, but it must be the shortest and the longest hold in seconds, such as "
+            "--action-hold-random 0.05 0.2."
+        )

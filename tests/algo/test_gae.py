@@ -95,6 +95,44 @@ def test_lambda_one_is_the_discounted_return_of_random_episodes() -> None:
             assert abs(float(advantage[t, n]) - (total - float(value[t, n]))) < 1e-9
 
 
+def test_held_actions_have_the_discounted_returns_of_their_single_steps() -> None:
+    """A random semi-Markov process, written out step by step: lambda 1 gives its returns, whatever the durations."""
+    torch.manual_seed(0)
+    decisions, envs, gamma = 25, 4, 0.9
+    duration = torch.randint(1, 6, (decisions, envs))
+    single = torch.randn(decisions, envs, 5, dtype=torch.float64)  # the rewards of a hold; those beyond it do not count
+    value, following = (torch.randn(decisions, envs, dtype=torch.float64) for _ in range(2))
+    terminated, truncated = torch.rand(decisions, envs) < 0.1, torch.rand(decisions, envs) < 0.1
+    truncated &= ~terminated
+    ended = terminated | truncated
+    inner = ~ended
+    inner[-1] = False
+    following = torch.where(inner, torch.cat((value[1:], value[:1])), following)
+
+    weight = gamma ** torch.arange(5, dtype=torch.float64)
+    taken = torch.arange(5) < duration[..., None]
+    advantage = gae(
+        (single * weight * taken).sum(-1),
+        value,
+        following,
+        terminated=terminated,
+        ended=ended,
+        discount=gamma ** duration.double(),
+        lambda_=1.0,
+    )
+    for n in range(envs):
+        for t in range(decisions):
+            total, clock = 0.0, 0
+            for k in range(t, decisions):
+                for i in range(int(duration[k, n])):
+                    total += gamma**clock * float(single[k, n, i])
+                    clock += 1
+                if ended[k, n] or k == decisions - 1:
+                    total += 0.0 if terminated[k, n] else gamma**clock * float(following[k, n])
+                    break
+            assert abs(float(advantage[t, n]) - (total - float(value[t, n]))) < 1e-9
+
+
 def test_next_values_put_final_observations_in_place() -> None:
     value = torch.arange(6.0).view(3, 2)
     following = next_values(value, torch.tensor([60.0, 70.0]), torch.tensor([-1.0]), torch.tensor([3]))

@@ -57,6 +57,28 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return() -> None
     torch.testing.assert_close(scaled, (reward[11:].double() / std).float(), rtol=1e-5, atol=1e-6)
 
 
+def test_held_rewards_are_as_far_apart_as_the_earlier_one_took() -> None:
+    torch.manual_seed(0)
+    reward, ended, gamma = torch.rand(30, 2) + 1, torch.rand(30, 2) < 0.2, 0.9
+    duration = torch.randint(1, 5, (30, 2))
+    normalizer = RewardNormalizer(2, clip=10.0)
+    normalizer(reward[:11], ended=ended[:11], discount=gamma ** duration[:11])
+    normalizer(reward[11:], ended=ended[11:], discount=gamma ** duration[11:])
+    # By hand: every earlier reward of the episode, discounted by the env steps between the two decisions.
+    returns = []
+    for n in range(2):
+        past: list[tuple[int, float]] = []
+        clock = 0
+        for t in range(30):
+            past.append((clock, float(reward[t, n])))
+            returns.append(sum(gamma ** (clock - begun) * r for begun, r in past))
+            clock += int(duration[t, n])
+            if ended[t, n]:
+                past = []
+    expected = torch.tensor(returns, dtype=torch.float64).std(correction=0)
+    torch.testing.assert_close(normalizer.scale, expected, rtol=1e-6, atol=1e-6)
+
+
 def test_rewards_are_clipped() -> None:
     normalizer = RewardNormalizer(1, clip=2.0)
     reward = torch.tensor([[0.1], [-0.1], [0.1], [50.0]])

@@ -41,9 +41,12 @@ def test_training_is_the_same_to_the_bit_with_and_without() -> None:
     assert "eval_return" not in rows(plain.run_dir)[0]
 
 
-def test_the_best_evaluated_checkpoint_is_kept_and_evaluates_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("hold", [{}, {"action_hold_start_seconds": 0.08, "action_hold_end_seconds": 0.01}])
+def test_the_best_evaluated_checkpoint_is_kept_and_evaluates_the_same(
+    hold: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(examiner_module, "stream_seed", lambda *_: 7)
-    result = train(**SMALL, eval_every=128, eval_episodes=3, keep_checkpoints=1)
+    result = train(**SMALL, **hold, eval_every=128, eval_episodes=3, keep_checkpoints=1)
     kept = checkpoint.list_checkpoints(result.run_dir)
     best = max(row["eval_return"] for row in rows(result.run_dir))
     told = {path: checkpoint.read_metadata(path)["eval_return"] for path in kept}

@@ -55,13 +55,19 @@ CASES: dict[str, dict[str, Any]] = {
     "cnn": {"env": "ProbePixels-v0"},
     "cnn, async": {"env": "ProbePixels-v0", "vec_env_mode": "async"},
     "dict": {"env": "ProbeTwoKeys-v0"},
-    "held, annealed": {"env": "Hopper-v5", "action_hold_start_seconds": 0.08, "action_hold_end_seconds": 0.01},
+    "held, annealed": {
+        "env": "Hopper-v5",
+        "action_hold_start_seconds": 0.08,
+        "action_hold_end_seconds": 0.01,
+        "total_timesteps": 128 * 60,
+    },
     "held, annealed, async": {
         "env": "HalfCheetah-v5",
         "vec_env_mode": "async",
         "action_hold_start_seconds": 0.3,
         "action_hold_end_seconds": 0.05,
         "action_hold_fraction": 0.8,
+        "total_timesteps": 128 * 50,
     },
     "held at random": {"env": "Walker2d-v5", "action_hold_random": "0.008 0.05"},
     "held at random, sync": {"env": "Hopper-v5", "vec_env_mode": "sync", "action_hold_random": "0.008 0.05"},
@@ -122,7 +128,7 @@ def wait_for_checkpoint(folder: Path, process: subprocess.Popen[str], count: int
 def test_killed_in_mid_iteration_and_resumed_equals_uninterrupted(
     case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = SMALL | CASES[case] | {"total_timesteps": 128 * 20}
+    options = SMALL | {"total_timesteps": 128 * 20} | CASES[case]
     whole = train(name="whole", **options)
     assert "not compiled" not in caplog.text
     process = start("train", "--name", "cut", "--checkpoint-freq", "1", *flags(options))
