@@ -41,6 +41,7 @@ def record(
     max_episode_steps: int | None = None,
     seed: int = 0,
     length: int | None = None,
+    on_reset: Callable[[], None] | None = None,
 ) -> Path:
     """Draw one env under a policy into an MP4, without a display; the file is whole or not there.
 
@@ -54,20 +55,21 @@ def record(
         seed: Of the first reset.
         length: Env steps, over as many episodes as they take; None is one episode, of at most `LONGEST_EPISODE`
             steps. There is one frame a step and one a reset.
+        on_reset: Called where an episode begins; `LoadedPolicy.reset`, for a policy with a memory.
 
     Raises:
         UsageError: the env cannot be drawn; one line says what is missing.
 
     Example:
         >>> policy = load_policy("runs/HalfCheetah-v5")  # doctest: +SKIP
-        >>> record(policy.act, "HalfCheetah-v5", path="cheetah.mp4", length=200)  # doctest: +SKIP
+        >>> record(policy.act, "HalfCheetah-v5", path="cheetah.mp4", on_reset=policy.reset)  # doctest: +SKIP
     """
     _check(seed=seed, length=length)
     with contextlib.ExitStack() as stack:
         env = stack.enter_context(_opened(env_id, "rgb_array", env_kwargs, max_episode_steps))
         stack.enter_context(offscreen(mujoco=is_mujoco(env)))
         video = stack.enter_context(Mp4Writer(path, fps=frame_rate(env)))
-        for _ in _play(env, act, seed=seed, length=length):
+        for _ in _play(env, act, on_reset, seed=seed, length=length):
             video.write(_frame(env))
     return Path(path)
 
@@ -80,6 +82,7 @@ def watch(
     max_episode_steps: int | None = None,
     seed: int = 0,
     length: int | None = None,
+    on_reset: Callable[[], None] | None = None,
 ) -> None:
     """Show one env under a policy in a window, as fast as it really is, until the end or until the window is closed.
 
@@ -92,7 +95,7 @@ def watch(
     require_display()
     with _opened(env_id, "human", env_kwargs, max_episode_steps) as env:
         period, due = 1.0 / frame_rate(env), time.monotonic()
-        moments = _play(env, act, seed=seed, length=length)
+        moments = _play(env, act, on_reset, seed=seed, length=length)
         with _explained(env, "no window can be opened"):
             next(moments)  # a human-mode env draws itself in reset and step
         follow_in_window(env)
@@ -135,8 +138,10 @@ def _cast(folder: Path, *, env: str | None, seed: int, deterministic: bool) -> t
     """Who acts in a checkpoint's video, and where: its policy, and the env of its config unless another is named."""
     options = config_from_dict(checkpoint.read_metadata(folder)["config"], source=str(folder)).env
     env_kwargs = options.env_kwargs if env in (None, options.env) else None
-    act = functools.partial(load_policy(folder, seed=seed).act, deterministic=deterministic)
-    return act, env or options.env, {"env_kwargs": env_kwargs, "max_episode_steps": options.max_episode_steps}
+    policy = load_policy(folder, seed=seed)
+    act = functools.partial(policy.act, deterministic=deterministic)
+    where = {"env_kwargs": env_kwargs, "max_episode_steps": options.max_episode_steps, "on_reset": policy.reset}
+    return act, env or options.env, where
 
 
 def _check(*, seed: int, length: int | None) -> None:
@@ -182,10 +187,13 @@ def _check_modes(env_id: str, metadata: Mapping[str, Any] | None, mode: str) -> 
         raise UsageError(f"env {env_id!r} cannot be drawn as {mode}: {has}.")
 
 
-def _play(env: gym.Env, act: Act, *, seed: int, length: int | None) -> Iterator[None]:
+def _play(
+    env: gym.Env, act: Act, on_reset: Callable[[], None] | None, *, seed: int, length: int | None
+) -> Iterator[None]:
     """Act for `length` steps, or one episode; stops after every reset and every step, for a look."""
-    layout = ObservationLayout(env.observation_space)
+    layout, forget = ObservationLayout(env.observation_space), on_reset or (lambda: None)
     obs, _ = env.reset(seed=seed)
+    forget()
     yield
     for step in range(1, (length or LONGEST_EPISODE) + 1):
         action = act(_flat(layout, obs))
@@ -200,6 +208,7 @@ def _play(env: gym.Env, act: Act, *, seed: int, length: int | None) -> Iterator[
             if length is None or step == length:
                 return
             obs, _ = env.reset()
+            forget()
             yield
 
 

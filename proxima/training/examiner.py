@@ -76,15 +76,16 @@ class Examiner:
     def _record(self, step: int, run_dir: Path) -> None:
         from proxima.evaluate.video import record
 
-        env = self.config.env
+        env, policy = self.config.env, LoadedPolicy(copy.deepcopy(self.policy).cpu())
         record(
-            LoadedPolicy(copy.deepcopy(self.policy).cpu()).act,
+            policy.act,
             env.env,
             path=run_dir / "videos" / f"{env.env.replace('/', '_')}-step{step}.mp4",
             env_kwargs=env.env_kwargs,
             max_episode_steps=env.max_episode_steps,
             seed=self.config.run.seed,
             length=self.config.evaluation.video_length,
+            on_reset=policy.reset,
         )
 
     def get_state(self) -> dict[str, Any]:

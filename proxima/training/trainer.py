@@ -78,6 +78,7 @@ class Trainer:
             env_seed=run.seed,
             seed=stream_seed(run.seed, "actions"),
             flat=self.learner.flat if setup.compiles_actor(config, self.device) else None,
+            sequence_length=config.sequence_length,
         )
         self.examiner = Examiner(config, self.policy, step=0)
         self.iteration = 0
@@ -155,7 +156,7 @@ class Trainer:
         times.append(time.perf_counter())
         metrics = self.learner.update(batch, rollout)
         # After the update, so that the first probability ratio of the next one is exactly 1.
-        self.policy.normalizer.update(rollout.flat_obs())
+        self.policy.normalizer.update(rollout.step_obs())
         times.append(time.perf_counter())
         self.iteration += 1
         collect, advantage, update = (after - before for before, after in pairwise(times))

@@ -18,7 +18,7 @@ def test_floats_are_stored_in_single_precision_and_images_as_bytes() -> None:
 def test_clear_forgets_what_ended() -> None:
     rollout = make()
     rollout.terminated[0, 0] = rollout.truncated[1, 1] = True
-    rollout.add_final(1, torch.tensor([1]), {key: x[0] for key, x in rollout.obs.items()})
+    rollout.add_final(torch.tensor([3]), {key: x[0, 1:] for key, x in rollout.obs.items()})
     rollout.clear()
     assert not rollout.ended.any() and len(rollout.final_index) == 0
 
@@ -26,8 +26,8 @@ def test_clear_forgets_what_ended() -> None:
 def test_final_observations_keep_their_place() -> None:
     rollout = make()
     final = {"obs": torch.tensor([[0.0] * 3, [1.0] * 3]), "image": torch.ones(2, 4, 4, 1, dtype=torch.uint8)}
-    rollout.add_final(0, torch.tensor([1]), final)
-    rollout.add_final(3, torch.tensor([0, 1]), final)
+    rollout.add_final(torch.tensor([1]), {key: x[1:] for key, x in final.items()})
+    rollout.add_final(torch.tensor([6, 7]), final)
     assert rollout.final_index.tolist() == [1, 6, 7]
     assert rollout.bootstrap_obs()["obs"][2:, 0].tolist() == [1.0, 0.0, 1.0]
 
