@@ -28,7 +28,7 @@ class RunOptions:
     seed: int = option(1, at_least=0, below=2**31)
     """Seeds the networks, the actions, the minibatches, and env i with seed + i."""
     device: str = option("auto")
-    """cpu, cuda, cuda:1, ... or auto: a GPU where the observations are images and one is there, else the CPU."""
+    """cpu, cuda, cuda:1, ... or auto: a GPU, if there is one, for images and for envs that live there; else the CPU."""
     num_threads: int | None = option(None, at_least=1)
     """Threads of the batch physics and of the learner. None: all cores, and what the minibatches are worth."""
     compile: Literal["auto", "on", "off"] = option("auto")

@@ -61,7 +61,7 @@ class Trainer:
         config, run = self.config, self.config.run
         self.spec = Spec.from_spaces(self.env.observation_space, self.env.action_space)
         images = setup.has_images(self.spec)
-        self.device = setup.choose_device(config, images=images)
+        self.device = setup.choose_device(config, images=images or self.env.device.type == "cuda")
         setup.check_precision(config, self.device)
         self.threads = setup.choose_threads(config, images=images)
         if config.run.num_threads is not None and config.run.num_threads > self.threads.learn:
