@@ -8,6 +8,7 @@ compiled step is captured as a CUDA graph. Metrics stay on the device until the 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -34,6 +35,8 @@ _AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float1
 _FIRST_SCALE = 2.0**16  # of an fp16 loss
 # Compilation takes ten to twenty seconds and saves a millisecond a minibatch, on a GPU several.
 _COMPILE_PAYS_AFTER = 20_000
+# Compiled, a memory's steps are unrolled: the compilation of more would take many minutes.
+_LONGEST_UNROLLED = 128
 # What is evaluated at a time outside the update: so many elements of observations, and on the CPU, whose caches are
 # small, so many rows.
 _CHUNK_ELEMENTS, _CHUNK_ROWS = 2**22, 4096
@@ -306,6 +309,8 @@ class Learner:
     def _wants_compile(self) -> bool:
         wish, config = self.config.run.compile, self.config
         steps = config.num_iterations * config.ppo.update_epochs * config.num_minibatches
+        if config.sequence_length > _LONGEST_UNROLLED:
+            return False
         return wish == "on" or (wish == "auto" and steps >= _COMPILE_PAYS_AFTER)
 
     def give_up_compiling(self) -> None:
@@ -333,7 +338,10 @@ class Learner:
         # has compiled is compiled again on its next call.
         torch._dynamo.reset()
         if self.device.type == "cpu":
-            return torch.compile(self._native_epoch, fullgraph=True, dynamic=False, options={"cpp_wrapper": True})
+            # In one piece with its kernels, the code that calls the many steps of a memory takes minutes to compile.
+            apart = self.config.sequence_length > 1
+            options: dict[str, Any] = {"cpp_wrapper": True, "cpp_wrapper_build_separate": apart}
+            return torch.compile(self._native_epoch, fullgraph=True, dynamic=False, options=options)
         # A native loop would ask the device at every step whether to go on.
         step = torch.compile(self._step, fullgraph=True, dynamic=False)
         return GraphedEpoch(step, num_metrics=len(STEP_METRICS))
