@@ -32,6 +32,36 @@ def test_final_observations_keep_their_place() -> None:
     assert rollout.bootstrap_obs()["obs"][2:, 0].tolist() == [1.0, 0.0, 1.0]
 
 
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 7, 9])
+def test_sequences_hold_the_steps_of_one_env_in_order(length: int) -> None:
+    steps, envs = 7, 2
+    rollout = Rollout(
+        num_steps=steps,
+        num_envs=envs,
+        obs={"obs": torch.zeros(envs, 1)},
+        action=torch.zeros(envs, 1),
+        device=torch.device("cpu"),
+        sequence_length=min(length, steps),
+    )
+    x = torch.arange(steps * envs).view(steps, envs)
+    sequences, weight = rollout.sequences(x), rollout.weight()
+    assert sequences.shape == (min(length, steps), rollout.num_sequences)
+    assert torch.equal(rollout.steps(sequences), x)
+    kept = torch.ones_like(sequences, dtype=torch.bool) if weight is None else weight.bool()
+    assert (weight is None) == (steps % min(length, steps) == 0)
+    assert sequences[kept].sort().values.tolist() == list(range(steps * envs))
+    for q in range(rollout.num_sequences):
+        column = sequences[:, q][kept[:, q]]
+        assert torch.equal(column, column[0] + envs * torch.arange(len(column)))
+        assert int(column[0]) == q // envs * min(length, steps) * envs + q % envs
+
+
+def test_episodes_begin_after_those_that_ended() -> None:
+    rollout = make()
+    rollout.terminated[1, 0] = rollout.truncated[4, 1] = True
+    assert rollout.start.nonzero().tolist() == [[2, 0]]
+
+
 @pytest.mark.parametrize(("size", "parts"), [(64, 4), (10, 3), (7, 7)])
 def test_minibatches_hold_every_index_once(size: int, parts: int) -> None:
     orders = list(minibatch_indices(size, parts, torch.Generator().manual_seed(0)))

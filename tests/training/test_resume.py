@@ -38,6 +38,7 @@ SCRIPT = "import sys; from tests import probes; probes.register(); from proxima.
 ROOT = Path(__file__).parents[2]
 FILES = ("agent.pt", "optimizer.pt", "training_state.pt")
 METADATA = {"config": {}, "spec": {}, "iteration": 0, "global_step": 0, "lineage": []}
+MEMORY = {"memory": "gru", "memory_size": 8, "hidden_sizes": [8], "bptt_length": 8, "minibatch_size": 4}
 CASES: dict[str, dict[str, Any]] = {
     "batch": {"env": "Hopper-v5"},
     "batch, contact forces": {"env": "Ant-v5"},
@@ -48,6 +49,11 @@ CASES: dict[str, dict[str, Any]] = {
     "cnn": {"env": "ProbePixels-v0"},
     "cnn, async": {"env": "ProbePixels-v0", "vec_env_mode": "async"},
     "dict": {"env": "ProbeTwoKeys-v0"},
+    "memory, batch": {"env": "Hopper-v5", **MEMORY},
+    "memory, padded, sync": {"env": "CartPole-v1", **MEMORY, "memory": "lstm", "bptt_length": 5, "num_steps": 33},
+    "memory, async": {"env": "Hopper-v5", **MEMORY, "vec_env_mode": "async", "share_trunk": "off"},
+    "memory, compiled": {"env": "Hopper-v5", **MEMORY, "bptt_length": 2, "num_steps": 32, "compile": "on"},
+    "memory, tensors": {"env": "proxima/SyntheticQuadruped-v0", **MEMORY},
     "all normalised, adaptive": {"env": "Walker2d-v5", "lr_schedule": "adaptive", "recompute_advantage": True},
 }
 
@@ -105,7 +111,8 @@ def wait_for_checkpoint(folder: Path, process: subprocess.Popen[str], count: int
 def test_killed_in_mid_iteration_and_resumed_equals_uninterrupted(
     case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = SMALL | CASES[case] | {"total_timesteps": 128 * 20}
+    options = SMALL | CASES[case]
+    options["total_timesteps"] = options["num_envs"] * options["num_steps"] * 20
     whole = train(name="whole", **options)
     assert "not compiled" not in caplog.text
     process = start("train", "--name", "cut", "--checkpoint-freq", "1", *flags(options))
