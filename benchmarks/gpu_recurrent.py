@@ -1,4 +1,4 @@
-"""A recurrent policy on thousands of worlds that live on the GPU: one iteration by its parts, and that none of it waits.
+"""A recurrent policy on thousands of worlds that live on a GPU: an iteration by its parts, and that none of it waits.
 
     python benchmarks/gpu_recurrent.py
 
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+sys.path.insert(0, str(ROOT))
 
 from gpu_learner import epochs_without_waiting
 

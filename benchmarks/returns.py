@@ -14,6 +14,7 @@ import math
 import os
 import platform
 import queue
+import shlex
 import statistics
 import subprocess
 import sys
@@ -79,8 +80,14 @@ def run_all(jobs: list[tuple[str, int]], side_by_side: int, runs_dir: str) -> No
 
 def run(task: str, seed: int, cores: list[int], runs_dir: str) -> None:
     arguments = ["train", "--config", f"configs/{task}.yaml", "--seed", str(seed)]
-    name = f"returns-{task}-{seed}"
-    print(f"{time.strftime('%H:%M:%S')} {task} seed {seed} on cores {cores}", flush=True)
+    record, _ = train(arguments, f"returns-{task}-{seed}", cores, runs_dir)
+    RECORDS.mkdir(exist_ok=True)
+    record_path(task, seed).write_text(json.dumps({"task": task, "seed": seed, **record}) + "\n")
+
+
+def train(arguments: list[str], name: str, cores: list[int], runs_dir: str) -> tuple[dict[str, Any], Path]:
+    """One run of the command, as a record, and its folder."""
+    print(f"{time.strftime('%H:%M:%S')} {name} on cores {cores}", flush=True)
     commit, started = git_commit(), time.time()
     done = subprocess.run(
         [sys.executable, "-m", "proxima", *arguments, "--name", name, "--runs-dir", runs_dir],
@@ -90,15 +97,13 @@ def run(task: str, seed: int, cores: list[int], runs_dir: str) -> None:
         preexec_fn=lambda: os.sched_setaffinity(0, cores),
     )
     if done.returncode:
-        raise SystemExit(f"{task} seed {seed} failed:\n{done.stderr[-2000:]}")
+        raise SystemExit(f"{name} failed:\n{done.stderr[-2000:]}")
     run_dir = max((Path(runs_dir) / name).iterdir())
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     curve = [(row["global_step"], row["episode_return"]) for row in rows[:: max(1, len(rows) // CURVE_POINTS)]]
     last = rows[-1]
     record = {
-        "task": task,
-        "seed": seed,
-        "command": "proxima " + " ".join(arguments),
+        "command": "proxima " + shlex.join(arguments),
         "commit": commit,
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{platform.machine()}, {len(cores)} core(s) of {os.cpu_count()}",
@@ -108,9 +113,8 @@ def run(task: str, seed: int, cores: list[int], runs_dir: str) -> None:
         "final_return": last["episode_return"],
         "curve": [*curve, (last["global_step"], last["episode_return"])],
     }
-    RECORDS.mkdir(exist_ok=True)
-    record_path(task, seed).write_text(json.dumps(record) + "\n")
-    print(f"{time.strftime('%H:%M:%S')} {task} seed {seed}: {last['episode_return']:.0f}", flush=True)
+    print(f"{time.strftime('%H:%M:%S')} {name}: {last['episode_return']:.2f}", flush=True)
+    return record, run_dir
 
 
 def git_commit() -> str:
