@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from gpu_learner import epochs_without_waiting
 
 from proxima.config import load_config
 from proxima.training.trainer import Trainer
 
+ROOT = Path(__file__).parent.parent
 BAR_MS = 90.0
 SIZES = {"num_envs": 4096, "num_steps": 24, "minibatch_size": 1024, "update_epochs": 5, "device": "cuda"}
 WAYS: dict[str, dict[str, Any]] = {
