@@ -98,10 +98,11 @@ def write(ours: dict[str, list[dict[str, float]]], theirs: dict[str, list[dict[s
         "",
         f"`python benchmarks/recurrent.py --rounds {rounds}`, {where()}.",
         "HalfCheetah-v5, 8 envs x 256 steps, 4 epochs, minibatches of 256 samples (ours: 8 sequences of 32 steps),",
-        "memory 64, then 2x64; env steps a second, updates included; medians of the rounds, which alternate. RecurrentPPO",
-        "is sb3-contrib 2.9.0 with one torch thread. Its gradients go back through up to 256 steps, ours through 32.",
+        "memory 64, then 2x64; env steps a second, updates included; medians of the rounds, which alternate.",
+        "RecurrentPPO is sb3-contrib 2.9.0 with one torch thread. Its gradients go back through up to 256 steps, ours",
+        "through 32.",
         "",
-        "| policy | Proxima | RecurrentPPO (slowest, fastest iteration) | ratio | bar | each round | of our MLP | bar |",
+        "| policy | Proxima | RecurrentPPO (slowest, fastest part) | ratio | bar | each round | of our MLP | bar |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, runs in ours.items():
