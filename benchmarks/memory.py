@@ -25,7 +25,7 @@ from proxima import load_policy
 from proxima.evaluate.episodes import evaluate
 
 RECORDS = ROOT / "benchmarks" / "memory"
-CLASSIC = {"num-envs": 16, "learning-rate": 1e-3, "lr-schedule": "linear"}
+CLASSIC = {"num-envs": 16, "learning-rate": 1e-3, "lr-schedule": "linear", "entropy-coef": 0}
 RECALL = {
     "env": "proxima/Recall-v0",
     "num-envs": 64,
@@ -46,8 +46,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "pendulum": {
         "title": "Pendulum-v1 without the velocity",
         "bar": -200,
-        "options": CLASSIC
-        | {"env": "proxima/PendulumHidden-v1", "num-steps": 256, "update-epochs": 10, "gamma": 0.95, "entropy-coef": 0},
+        "options": CLASSIC | {"env": "proxima/PendulumHidden-v1", "num-steps": 256, "update-epochs": 10, "gamma": 0.95},
         "total": 600_000,
         "gru": (64, 32, 16),
         "mlp": (104, 512),

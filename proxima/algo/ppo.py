@@ -26,14 +26,14 @@ from proxima.compiling import report_failure
 from proxima.config import Config
 from proxima.data.generators import restore_generator
 from proxima.data.rollout import Rollout, minibatch_indices
-from proxima.errors import NonFiniteError
+from proxima.errors import NonFiniteError, UsageError
 
 STEP_METRICS = (*LossTerms._fields, "gradient_norm")
 Tensors = dict[str, Tensor]
 EpochFunction = Callable[[AdamState, Tensor, Tensors, Tensors, Tensor], tuple[AdamState, Tensor]]
 _AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _FIRST_SCALE = 2.0**16  # of an fp16 loss
-# Compilation takes ten to twenty seconds and saves a millisecond a minibatch, on a GPU several.
+# Compilation takes ten to twenty seconds and saves a millisecond a minibatch, on a GPU several; with a memory, more.
 _COMPILE_PAYS_AFTER = 20_000
 # Compiled, a memory's steps are unrolled: the compilation of more would take many minutes.
 _LONGEST_UNROLLED = 128
@@ -309,9 +309,15 @@ class Learner:
     def _wants_compile(self) -> bool:
         wish, config = self.config.run.compile, self.config
         steps = config.num_iterations * config.ppo.update_epochs * config.num_minibatches
+        pays = _COMPILE_PAYS_AFTER if config.sequence_length == 1 else 2 * _COMPILE_PAYS_AFTER
         if config.sequence_length > _LONGEST_UNROLLED:
+            if wish == "on":
+                length = (
+                    f"bptt_length is {config.sequence_length}, and more than {_LONGEST_UNROLLED} would take minutes"
+                )
+                report_failure("learner", UsageError(length))
             return False
-        return wish == "on" or (wish == "auto" and steps >= _COMPILE_PAYS_AFTER)
+        return wish == "on" or (wish == "auto" and steps >= pays)
 
     def give_up_compiling(self) -> None:
         """Go on eager."""

@@ -4,11 +4,16 @@ A state is one row `[S]` an env with all layers in it, so that whoever stores, g
 what is inside. A row of zeros is the state before an episode's first observation.
 """
 
+import warnings
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from proxima.nets.encoders import Tanh
+
+# The weights are views of one vector of all parameters; cuDNN copies them into a piece of its own, which is cheap.
+warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
 
 _GATES = {"gru": 3, "lstm": 4}
 Parts = tuple[Tensor, ...]

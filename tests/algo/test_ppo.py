@@ -258,6 +258,14 @@ def test_compiled_agrees_with_eager(kind: str) -> None:
     assert one["policy_loss"] == pytest.approx(two["policy_loss"], abs=1e-4)
 
 
+def test_sequences_that_are_too_long_to_unroll_are_not_compiled(caplog: pytest.LogCaptureFixture) -> None:
+    options = {"memory": "gru", "num_steps": 200, "bptt_length": 200, "compile": "on", "minibatch_size": 2}
+    config = load_config(None, options)
+    policy = ActorCritic(Spec({"obs": ObsSpec((2,), "float32")}, BOX), config.policy, config.normalize)
+    assert not Learner(policy, config, device=torch.device("cpu"), seed=0).compiled
+    assert "The learner is not compiled (bptt_length is 200, and more than 128" in caplog.text
+
+
 def test_without_a_compiler_the_run_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def broken(*_args: Any, **_kwargs: Any) -> Any:
         def raises(*_inner: Any) -> Any:

@@ -40,13 +40,6 @@ def inputs(memory: Memory, length: int = LENGTH) -> tuple[Tensor, Tensor]:
     return x, torch.randn(BATCH, memory.state_size, generator=generator, dtype=torch.float64)
 
 
-@pytest.fixture
-def in_double(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory runs in float32; here its arithmetic is looked at more closely."""
-    monkeypatch.setattr(Tensor, "float", Tensor.double)
-
-
-@pytest.mark.usefixtures("in_double")
 @pytest.mark.parametrize(("kind", "layers"), KINDS)
 def test_a_step_is_pytorchs_own(kind: str, layers: int) -> None:
     memory = make(kind, layers)
@@ -59,7 +52,6 @@ def test_a_step_is_pytorchs_own(kind: str, layers: int) -> None:
     torch.testing.assert_close(found, expected.flatten(0, 1), rtol=0, atol=1e-12)
 
 
-@pytest.mark.usefixtures("in_double")
 @pytest.mark.parametrize(("kind", "layers"), KINDS)
 @pytest.mark.parametrize("way", ["_by_episodes", "_unrolled"])
 def test_a_sequence_equals_the_loop_with_a_reset_at_every_position(kind: str, layers: int, way: str) -> None:
@@ -77,7 +69,6 @@ def test_a_sequence_equals_the_loop_with_a_reset_at_every_position(kind: str, la
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.usefixtures("in_double")
 @pytest.mark.parametrize(("kind", "layers"), KINDS)
 @pytest.mark.parametrize("way", ["_by_episodes", "_unrolled"])
 def test_the_gradient_of_24_steps_is_autograds_through_the_loop(kind: str, layers: int, way: str) -> None:
