@@ -5,6 +5,7 @@ what is inside. A row of zeros is the state before an episode's first observatio
 """
 
 import warnings
+from contextlib import AbstractContextManager
 
 import torch
 import torch.nn.functional as F
@@ -129,8 +130,10 @@ class Memory(nn.Module):
         weights = [weight for layer in range(self.layers) for weight in self._weights(layer)]
         # The switches: biases, layers, dropout, whether gradients may be wanted, both directions, batch first.
         common = (weights, True, self.layers, 0.0, torch.is_grad_enabled(), False, False)
-        out: Tensor = torch.lstm(x, before, *common)[0] if self.kind == "lstm" else torch.gru(x, before[0], *common)[0]
-        return out
+        with _as_precise_as_products():
+            if self.kind == "lstm":
+                return torch.lstm(x, before, *common)[0]
+            return torch.gru(x, before[0], *common)[0]
 
     def _unpack(self, state: Tensor) -> list[Parts]:
         """The parts of every layer out of states `[B, S]`."""
@@ -149,3 +152,14 @@ class Memory(nn.Module):
         reset, keep = (both + hidden_both).sigmoid().chunk(2, -1)
         candidate = self.tanh(new + reset * hidden_new)
         return (candidate + keep * (before[0] - candidate),)
+
+
+def _as_precise_as_products() -> AbstractContextManager[None]:
+    """cuDNN rounds to TF32 unless it is told not to, where matrix products do not: the first ratio would not be 1."""
+    cudnn = torch.backends.cudnn
+    return cudnn.flags(
+        enabled=cudnn.enabled,
+        benchmark=cudnn.benchmark,
+        deterministic=cudnn.deterministic,
+        allow_tf32=torch.backends.cuda.matmul.allow_tf32,
+    )
