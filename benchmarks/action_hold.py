@@ -134,7 +134,7 @@ def main() -> int:
 
     def run(job: tuple[Case, int], cores: list[int]) -> None:
         case, seed = job
-        reached = train(case.options(arguments.steps, seed), f"hold-{case.key}-{seed}", cores, arguments.runs_dir)
+        reached, _ = train(case.options(arguments.steps, seed), f"hold-{case.key}-{seed}", cores, arguments.runs_dir)
         path(job).write_text(json.dumps({"case": case.key, "seed": seed, **reached}) + "\n")
 
     if not arguments.report:

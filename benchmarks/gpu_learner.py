@@ -76,12 +76,11 @@ def measure(learner: Learner, rollout: Rollout) -> tuple[float, float, torch.Ten
 
 def epochs_without_waiting(learner: Learner, rollout: Rollout) -> None:
     batch = learner.prepare(rollout)
-    data = [batch.action, batch.old_log_prob, batch.old_value, batch.advantage, batch.return_]
-    order = torch.randperm(rollout.size, device="cuda").view(learner.config.num_minibatches, -1)
+    order = torch.randperm(rollout.num_sequences, device="cuda").view(learner.config.num_minibatches, -1)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        learner._run_epoch(learner.state, learner.learning_rate, batch.obs, data, order)
+        learner._run_epoch(learner.state, learner.learning_rate, batch.obs, batch.data(), order)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

@@ -14,6 +14,7 @@ import math
 import os
 import platform
 import queue
+import shlex
 import statistics
 import subprocess
 import sys
@@ -81,13 +82,13 @@ def run_all(jobs: list[Any], side_by_side: int, run: Callable[[Any, list[int]], 
 
 def run(task: str, seed: int, cores: list[int], runs_dir: str) -> None:
     arguments = ["--config", f"configs/{task}.yaml", "--seed", str(seed)]
-    record = {"task": task, "seed": seed, **train(arguments, f"returns-{task}-{seed}", cores, runs_dir)}
+    record, _ = train(arguments, f"returns-{task}-{seed}", cores, runs_dir)
     RECORDS.mkdir(exist_ok=True)
-    record_path(task, seed).write_text(json.dumps(record) + "\n")
+    record_path(task, seed).write_text(json.dumps({"task": task, "seed": seed, **record}) + "\n")
 
 
-def train(options: list[str], name: str, cores: list[int], runs_dir: str) -> dict[str, Any]:
-    """One run in a process of its own, on `cores`; what it reached and how."""
+def train(options: list[str], name: str, cores: list[int], runs_dir: str) -> tuple[dict[str, Any], Path]:
+    """One run in a process of its own, on `cores`: what it reached and how, and its folder."""
     arguments = ["train", *options]
     print(f"{time.strftime('%H:%M:%S')} {name} on cores {cores}", flush=True)
     commit, started = git_commit(), time.time()
@@ -104,9 +105,8 @@ def train(options: list[str], name: str, cores: list[int], runs_dir: str) -> dic
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     curve = [(row["global_step"], row["episode_return"]) for row in rows[:: max(1, len(rows) // CURVE_POINTS)]]
     last = rows[-1]
-    print(f"{time.strftime('%H:%M:%S')} {name}: {last['episode_return']:.0f}", flush=True)
-    return {
-        "command": "proxima " + " ".join(arguments),
+    record = {
+        "command": "proxima " + shlex.join(arguments),
         "commit": commit,
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{platform.machine()}, {len(cores)} core(s) of {os.cpu_count()}",
@@ -116,6 +116,8 @@ def train(options: list[str], name: str, cores: list[int], runs_dir: str) -> dic
         "final_return": last["episode_return"],
         "curve": [*curve, (last["global_step"], last["episode_return"])],
     }
+    print(f"{time.strftime('%H:%M:%S')} {name}: {last['episode_return']:.2f}", flush=True)
+    return record, run_dir
 
 
 def git_commit() -> str:

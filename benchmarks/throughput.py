@@ -90,7 +90,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=[*ALL], default=[*ALL])
     arguments = parser.parse_args()
-    install_peer()
+    install_peer(VENV, PEER)
     rows = []
     for name in arguments.only:
         ours, others = [], []
@@ -105,11 +105,11 @@ def main() -> int:
     return 0
 
 
-def install_peer() -> None:
-    if not (VENV / "done").exists():
-        subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
-        subprocess.run([str(VENV / "bin" / "python"), "-m", "pip", "install", "--quiet", *PEER], check=True)
-        (VENV / "done").touch()
+def install_peer(venv: Path, packages: tuple[str, ...]) -> None:
+    if not (venv / "done").exists():
+        subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+        subprocess.run([str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", *packages], check=True)
+        (venv / "done").touch()
 
 
 def run_proxima(work: dict[str, Any], *, compiled: str = "on", iterations: int | None = None) -> dict[str, float]:
@@ -125,7 +125,7 @@ def run_proxima(work: dict[str, Any], *, compiled: str = "on", iterations: int |
         "total-timesteps": size * iterations,
         "compile": compiled,
         "progress": "False",
-    }
+    } | work.get("options", {})
     with tempfile.TemporaryDirectory() as folder:
         flags = [part for name, value in options.items() for part in (f"--{name}", str(value))]
         flags += ["--hidden-sizes", str(work["width"]), str(work["width"]), "--runs-dir", folder, "--name", "run"]
@@ -166,16 +166,21 @@ def ceiling(work: dict[str, Any]) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
+def where() -> str:
+    """Commit and machine."""
+    describe = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    commit = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    cpu = next((x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")), ": unknown")
+    machine = f"{platform.machine()} ({cpu.partition(': ')[2]}) with {os.cpu_count()} cores"
+    return f"commit {commit}, {machine}, Python {platform.python_version()}"
+
+
 def write(rows: list[tuple[str, dict[str, Any], list[dict], list[dict]]], start: dict[str, float]) -> None:
     rounds = len(rows[0][2])
-    describe = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-    commit = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True).stdout
-    cpu = next((x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")), ": unknown")
     lines = [
         "# Throughput",
         "",
-        f"`python benchmarks/throughput.py --rounds {rounds}`, commit {commit.strip()}, {platform.machine()}",
-        f"({cpu.partition(': ')[2]}) with {os.cpu_count()} cores, Python {platform.python_version()}.",
+        f"`python benchmarks/throughput.py --rounds {rounds}`, {where()}.",
         "Env steps a second, updates included: medians of the rounds, which alternate; the ratio is the median of the",
         "rounds' ratios. Stable-Baselines3 2.9.2 with DummyVecEnv and one torch thread, its fastest way with 2x64, and",
         "with 2x256 also two.",

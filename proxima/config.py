@@ -28,7 +28,7 @@ class RunOptions:
     seed: int = option(1, at_least=0, below=2**31)
     """Seeds the networks, the actions, the minibatches, and env i with seed + i."""
     device: str = option("auto")
-    """cpu, cuda, cuda:1, ... or auto: a GPU where the observations are images and one is there, else the CPU."""
+    """cpu, cuda, cuda:1, ... or auto: a GPU, if there is one, for images and for envs that live there; else the CPU."""
     num_threads: int | None = option(None, at_least=1)
     """Threads of the batch physics and of the learner. None: all cores, and what the minibatches are worth."""
     compile: Literal["auto", "on", "off"] = option("auto")
@@ -80,11 +80,19 @@ class PolicyOptions:
     """The networks and the action distribution."""
 
     hidden_sizes: list[int] = option([64, 64], at_least=1)
-    """Widths of the hidden layers."""
+    """Widths of the hidden layers; with a memory, of the action MLP and of the value MLP on top of it."""
     activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = option("tanh")
     """Nonlinearity between the layers."""
     share_trunk: Literal["auto", "on", "off"] = option("auto")
-    """One trunk for actor and critic, or one each. auto: shared for images, separate otherwise."""
+    """One trunk (encoders, memory) for actor and critic, or one each. auto: shared for images and with a memory."""
+    memory: Literal["none", "gru", "lstm"] = option("none")
+    """Recurrent layers between the encoders and the hidden layers."""
+    memory_size: int = option(256, at_least=1)
+    """Width of the memory."""
+    memory_layers: int = option(1, at_least=1)
+    """Layers of the memory."""
+    encoders: dict[str, Any] = option({})
+    """What becomes of a key of the observation, such as '{scandots: {widths: [128, 32]}, mass: {use: critic}}'."""
     cnn_features: int = option(256, at_least=1)
     """Features that the convolutional encoder makes of an image key."""
     orthogonal_init: bool = option(True)
@@ -112,7 +120,9 @@ class PPOOptions:
     update_epochs: int = option(10, aliases=["epochs", "n_epochs"], at_least=1)
     """Passes over the batch in each iteration."""
     minibatch_size: int = option(64, aliases=["mini_batch_size", "batch_size"], at_least=1)
-    """Samples in a minibatch."""
+    """Samples in a minibatch; with a memory, sequences."""
+    bptt_length: int = option(24, at_least=1)
+    """With a memory: steps of a sequence, as far as gradients go back in time."""
     gamma: float = option(0.99, at_least=0, at_most=1)
     """Discount factor of one env step."""
     smdp: bool = option(True)
@@ -247,9 +257,19 @@ class Config:
         return -(-self.run.total_timesteps // self.rollout_size)
 
     @property
+    def sequence_length(self) -> int:
+        """Steps that the learner takes as one: 1 without a memory."""
+        return 1 if self.policy.memory == "none" else min(self.ppo.bptt_length, self.ppo.num_steps)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of one iteration: its samples, without a memory."""
+        return self.env.num_envs * -(-self.ppo.num_steps // self.sequence_length)
+
+    @property
     def num_minibatches(self) -> int:
-        """Minibatches of one epoch: as many as hold every sample once, of sizes that differ by at most one."""
-        return -(-self.rollout_size // self.ppo.minibatch_size)
+        """Minibatches of one epoch: as many as hold every sequence once, of sizes that differ by at most one."""
+        return -(-self.num_sequences // self.ppo.minibatch_size)
 
     @property
     def num_updates(self) -> int:
@@ -267,17 +287,20 @@ class Config:
     def validate(self) -> list[str]:
         """Raise a UsageError where options contradict each other; return notices about what will be done."""
         ppo, policy, notices = self.ppo, self.policy, []
-        size, minibatch = self.rollout_size, ppo.minibatch_size
+        size, minibatch = self.num_sequences, ppo.minibatch_size
+        recurrent = policy.memory != "none"
+        what = "sequences" if recurrent else "samples"
         if minibatch > size:
+            cut = f", cut into sequences of {self.sequence_length}" if recurrent else ""
             raise UsageError(
-                f"minibatch_size is {minibatch}, but an iteration has only {size} samples (num_envs "
-                f"{self.env.num_envs} x num_steps {ppo.num_steps}): lower minibatch_size or raise num_steps."
+                f"minibatch_size is {minibatch}, but an iteration has only {size} {what} (num_envs "
+                f"{self.env.num_envs} x num_steps {ppo.num_steps}{cut}): lower minibatch_size or raise num_steps."
             )
         if size % minibatch:
             notices.append(
-                f"{size} samples do not divide into minibatches of {minibatch}: "
+                f"{size} {what} do not divide into minibatches of {minibatch}: "
                 f"each epoch uses {self.num_minibatches} of {size // self.num_minibatches} to "
-                f"{-(-size // self.num_minibatches)} samples."
+                f"{-(-size // self.num_minibatches)} {what}."
             )
         if self.optimizer.gradient_accumulation > self.num_minibatches:
             raise UsageError(

@@ -61,6 +61,7 @@ def test_the_key_env_is_a_section_or_an_id(tmp_path: Path) -> None:
         ("normalize_obs", "False", False),
         ("compile", True, "on"),
         ("env_kwargs", "{forward_reward_weight: 2.0}", {"forward_reward_weight": 2.0}),
+        ("encoders", "{scan: {widths: [8], use: critic}}", {"scan": {"widths": [8], "use": "critic"}}),
         ("clip_epsilon", "0.1", 0.1),
         ("mini_batch_size", "32", 32),
         ("vf_coef", "1", 1.0),
@@ -104,6 +105,7 @@ def test_bad_values_are_named(overrides: dict[str, Any], message: str) -> None:
         ({"initial_std": 9.0}, "between min_std 0.01 and max_std 4"),
         ({"weight_decay": 0.1}, "use --optimizer adamw"),
         ({"hidden_sizes": []}, "hidden_sizes is empty"),
+        ({"memory": "gru", "num_steps": 24, "num_envs": 8}, r"only 8 sequences \(num_envs 8 x num_steps 24, cut into"),
         ({"name": "a/b"}, "usable as one folder's name"),
         ({"name": ".."}, "usable as one folder's name"),
         ({"std_mode": "state", "min_std": 1, "max_std": 1}, "use --std-mode fixed"),
@@ -117,6 +119,14 @@ def test_contradictions_are_named(overrides: dict[str, Any], message: str) -> No
 def test_a_batch_that_does_not_divide_is_announced() -> None:
     (notice,) = load_config(None, {"num_envs": 1, "num_steps": 100}).validate()
     assert notice == ("100 samples do not divide into minibatches of 64: each epoch uses 2 of 50 to 50 samples.")
+
+
+def test_with_a_memory_minibatches_are_of_sequences() -> None:
+    config = load_config(None, {"memory": "gru", "num_envs": 4, "num_steps": 100, "minibatch_size": 5})
+    assert (config.sequence_length, config.num_sequences, config.num_minibatches) == (24, 20, 4)
+    assert not config.validate()
+    assert load_config(None, {"memory": "gru", "num_steps": 8}).sequence_length == 8
+    assert load_config(None, {"num_steps": 8}).num_sequences == 64
 
 
 @pytest.mark.parametrize(

@@ -31,28 +31,36 @@ def ppo_loss(
     value_loss_coef: float,
     entropy_coef: float,
     normalize_advantage: bool,
+    weight: Tensor | None = None,
 ) -> LossTerms:
-    """Clipped surrogate, value loss and entropy bonus of a minibatch; every tensor is `[B]`."""
+    """Clipped surrogate, value loss and entropy bonus of a minibatch; every tensor is `[B]`.
+
+    `weight` is 1 for a sample and 0 for padding; None counts all.
+    """
+
+    def mean(x: Tensor) -> Tensor:
+        return x.mean() if weight is None else (x * weight).sum() / weight.sum()
+
     if normalize_advantage:
         # The population deviation: a minibatch of one sample has deviation 0, not NaN.
-        std, mean = torch.std_mean(advantage, correction=0)
-        advantage = (advantage - mean) / (std + 1e-8)
+        centred = advantage - mean(advantage)
+        advantage = centred / (mean(centred.square()).sqrt() + 1e-8)
     log_ratio = log_prob - old_log_prob
     ratio = log_ratio.exp()
     surrogate = torch.minimum(advantage * ratio, advantage * ratio.clamp(1 - clip_range, 1 + clip_range))
-    policy_loss = -surrogate.mean()
+    policy_loss = -mean(surrogate)
 
     error = (value - return_).square()
     if clip_value_loss:
         near = old_value + (value - old_value).clamp(-clip_range, clip_range)
         error = torch.maximum(error, (near - return_).square())
-    value_loss = 0.5 * error.mean()
+    value_loss = 0.5 * mean(error)
 
-    mean_entropy = entropy.mean()
+    mean_entropy = mean(entropy)
     loss = policy_loss + value_loss_coef * value_loss - entropy_coef * mean_entropy
     # http://joschu.net/blog/kl-approx.html: unbiased, and never negative.
-    approx_kl = (torch.expm1(log_ratio) - log_ratio).mean()
-    clip_fraction = ((ratio - 1.0).abs() > clip_range).float().mean()
+    approx_kl = mean(torch.expm1(log_ratio) - log_ratio)
+    clip_fraction = mean(((ratio - 1.0).abs() > clip_range).float())
     return LossTerms(loss, policy_loss, value_loss, mean_entropy, approx_kl, clip_fraction)
 
 

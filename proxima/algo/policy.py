@@ -16,13 +16,19 @@ class Policy(nn.Module, ABC):
     """[], rewards were divided by it: times this, a value is in units of the env's own reward."""
 
     @abstractmethod
-    def forward(self, obs: dict[str, Tensor]) -> tuple[Distribution, Tensor]:
-        """Distribution of the raw action and value `[B]` of normalised observations."""
+    def forward(
+        self, obs: dict[str, Tensor], state: Tensor | None = None, start: Tensor | None = None
+    ) -> tuple[Distribution, Tensor]:
+        """Distribution of the raw action and value `[B]` of normalised observations.
+
+        A policy with a memory is given sequences: observations `[L * B, ...]`, time by time, the state `[B, S]` before
+        the first step, and `[L * B]` bools, where an episode begins and the state is to be zeroed.
+        """
 
     @abstractmethod
-    def critic(self, obs: dict[str, Tensor]) -> Tensor:
+    def critic(self, obs: dict[str, Tensor], state: Tensor | None = None, start: Tensor | None = None) -> Tensor:
         """Value `[B]` of normalised observations, without the actor."""
 
     @abstractmethod
-    def value(self, obs: dict[str, Tensor]) -> Tensor:
-        """Value `[B]` of raw observations."""
+    def value(self, obs: dict[str, Tensor], state: Tensor | None = None) -> Tensor:
+        """Value `[B]` of raw observations, each seen with the memory `[B, S]` of what came before it."""

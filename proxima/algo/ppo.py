@@ -8,6 +8,7 @@ compiled step is captured as a CUDA graph. Metrics stay on the device until the 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -25,14 +26,17 @@ from proxima.compiling import report_failure
 from proxima.config import Config
 from proxima.data.generators import restore_generator
 from proxima.data.rollout import Rollout, minibatch_indices
-from proxima.errors import NonFiniteError
+from proxima.errors import NonFiniteError, UsageError
 
 STEP_METRICS = (*LossTerms._fields, "gradient_norm")
-EpochFunction = Callable[[AdamState, Tensor, dict[str, Tensor], list[Tensor], Tensor], tuple[AdamState, Tensor]]
+Tensors = dict[str, Tensor]
+EpochFunction = Callable[[AdamState, Tensor, Tensors, Tensors, Tensor], tuple[AdamState, Tensor]]
 _AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _FIRST_SCALE = 2.0**16  # of an fp16 loss
-# Compilation takes ten to twenty seconds and saves a millisecond a minibatch, on a GPU several.
+# Compilation takes ten to twenty seconds and saves a millisecond a minibatch, on a GPU several; with a memory, more.
 _COMPILE_PAYS_AFTER = 20_000
+# Compiled, a memory's steps are unrolled: the compilation of more would take many minutes.
+_LONGEST_UNROLLED = 128
 # What is evaluated at a time outside the update: so many elements of observations, and on the CPU, whose caches are
 # small, so many rows.
 _CHUNK_ELEMENTS, _CHUNK_ROWS = 2**22, 4096
@@ -40,9 +44,9 @@ _CHUNK_ELEMENTS, _CHUNK_ROWS = 2**22, 4096
 
 @dataclass
 class Batch:
-    """A rollout as the learner sees it: flat `[T * N]`, observations normalised."""
+    """A rollout as the learner sees it, in sequences `[L, Q]` (`data/rollout.py`), observations normalised."""
 
-    obs: dict[str, Tensor]
+    obs: Tensors
     action: Tensor
     old_log_prob: Tensor
     old_value: Tensor
@@ -50,6 +54,16 @@ class Batch:
     return_: Tensor
     reward: Tensor
     """Scaled, `[T, N]`: what the advantages are recomputed from."""
+    context: Tensors
+    """With a memory: `state` `[1, Q, S]` before the first step, and `start`, where an episode begins inside."""
+    weight: Tensor | None
+    """1 for a step and 0 for padding; None where there is none."""
+
+    def data(self) -> Tensors:
+        """All that a minibatch takes a part of, besides the observations; sequences are along the second axis."""
+        names = ("action", "old_log_prob", "old_value", "advantage", "return_")
+        padded = {} if self.weight is None else {"weight": self.weight}
+        return {name: getattr(self, name) for name in names} | self.context | padded
 
 
 class Learner:
@@ -87,20 +101,23 @@ class Learner:
         if self.config.normalize.normalize_reward:
             reward = self.reward_normalizer(reward, ended=rollout.ended, discount=self._discount(rollout))
             self.policy.return_scale.copy_(self.reward_normalizer.scale)
-        obs = self.policy.normalizer(rollout.flat_obs())
-        action = rollout.action.flatten(0, 1)
+        obs = {key: rollout.sequences(x) for key, x in self.policy.normalizer(rollout.step_obs()).items()}
+        action, context = rollout.sequences(rollout.action), {}
+        if rollout.state is not None:
+            context = {"state": rollout.state.flatten(0, 1)[None], "start": rollout.sequences(rollout.start)}
         with self._autocast():  # as in the update, or the first ratio would not be 1
-            parts = [self._evaluate(obs, action, rows) for rows in self._chunks(obs)]
-        old_log_prob, old_value = (torch.cat(column) for column in zip(*parts, strict=True))
-        batch = Batch(obs, action, old_log_prob, old_value, old_value, old_value, reward)
+            parts = [self._evaluate(obs, action, context, part) for part in self._chunks(obs)]
+        old_log_prob, old_value = (torch.cat(column, 1) for column in zip(*parts, strict=True))
+        batch = Batch(obs, action, old_log_prob, old_value, old_value, old_value, reward, context, rollout.weight())
         self._set_advantage(batch, rollout, old_value)
         return batch
 
     def _set_advantage(self, batch: Batch, rollout: Rollout, value: Tensor) -> None:
-        ppo, shape = self.config.ppo, rollout.reward.shape
-        bootstrap = self.policy.value(rollout.bootstrap_obs())  # [N + K], one call for all of them
-        last, final = bootstrap.split([shape[1], len(bootstrap) - shape[1]])
-        value = value.view(shape)
+        ppo, envs = self.config.ppo, rollout.num_envs
+        # [N + K], one call for all of them.
+        bootstrap = self.policy.value(rollout.bootstrap_obs(), rollout.bootstrap_state())
+        last, final = bootstrap.split([envs, len(bootstrap) - envs])
+        value = rollout.steps(value)
         advantage = gae(
             batch.reward,
             value,
@@ -110,12 +127,12 @@ class Learner:
             discount=self._discount(rollout),
             lambda_=ppo.gae_lambda,
         )
-        batch.old_value = value.flatten()
-        batch.return_ = (advantage + value).flatten()
-        batch.advantage = advantage.flatten()
+        batch.old_value = rollout.sequences(value)
+        batch.return_ = rollout.sequences(advantage + value)
         if ppo.normalize_advantage == "batch":
-            std, mean = torch.std_mean(batch.advantage, correction=0)
-            batch.advantage = (batch.advantage - mean) / (std + 1e-8)
+            std, mean = torch.std_mean(advantage, correction=0)
+            advantage = (advantage - mean) / (std + 1e-8)
+        batch.advantage = rollout.sequences(advantage)
 
     def _discount(self, rollout: Rollout) -> Tensor | float:
         """Of each transition: by the time it took, or, as an approximation of that, the same for all."""
@@ -125,19 +142,26 @@ class Learner:
     def _recompute_advantage(self, batch: Batch, rollout: Rollout) -> None:
         with torch.no_grad():
             with self._autocast():
-                value = torch.cat([self.policy.critic(_rows(batch.obs, rows)) for rows in self._chunks(batch.obs)])
-            self._set_advantage(batch, rollout, value)
+                parts = [self._values(batch, part) for part in self._chunks(batch.obs)]
+            self._set_advantage(batch, rollout, torch.cat(parts, 1))
 
-    def _evaluate(self, obs: dict[str, Tensor], action: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        distribution, value = self.policy(_rows(obs, rows))
-        return distribution.log_prob(action[rows]), value
+    def _values(self, batch: Batch, part: slice) -> Tensor:
+        value = self.policy.critic(_take_all(batch.obs, part), **_take_all(batch.context, part))
+        return value.view(len(batch.action), -1)
 
-    def _chunks(self, obs: dict[str, Tensor]) -> Iterator[slice]:
-        size = len(next(iter(obs.values())))
-        per_row = sum(x[0].numel() for x in obs.values())
-        chunk = max(1, _CHUNK_ELEMENTS // per_row)
+    def _evaluate(self, obs: Tensors, action: Tensor, context: Tensors, part: slice) -> tuple[Tensor, Tensor]:
+        """Log-probability and value `[L, part]`."""
+        distribution, value = self.policy(_take_all(obs, part), **_take_all(context, part))
+        log_prob = distribution.log_prob(_take(action, part))
+        return log_prob.view(len(action), -1), value.view(len(action), -1)
+
+    def _chunks(self, obs: Tensors) -> Iterator[slice]:
+        """Of the sequences: so many at a time as are worth it."""
+        length, size = next(iter(obs.values())).shape[:2]
+        chunk = _CHUNK_ELEMENTS // sum(x[:, 0].numel() for x in obs.values())
         if self.device.type == "cpu":
-            chunk = min(chunk, _CHUNK_ROWS)
+            chunk = min(chunk, _CHUNK_ROWS // length)
+        chunk = max(1, chunk)
         return (slice(start, start + chunk) for start in range(0, size, chunk))
 
     # Update ----------------------------------------------------------------------------------------------------------
@@ -145,14 +169,14 @@ class Learner:
     def update(self, batch: Batch, rollout: Rollout) -> dict[str, float]:
         """All epochs over the batch; the metrics come back in one copy."""
         ppo, optimizer = self.config.ppo, self.config.optimizer
-        explained = explained_variance(batch.old_value, batch.return_)
+        explained = explained_variance(rollout.steps(batch.old_value), rollout.steps(batch.return_))
         epochs: list[Tensor] = []
         for epoch in range(ppo.update_epochs):
             if epoch and ppo.recompute_advantage:
                 self._recompute_advantage(batch, rollout)
-            data = [batch.action, batch.old_log_prob, batch.old_value, batch.advantage, batch.return_]
+            data = batch.data()
             state, metrics = self.state, batch.advantage.new_zeros(len(STEP_METRICS))
-            for order in minibatch_indices(rollout.size, self.config.num_updates, self.generator):
+            for order in minibatch_indices(rollout.num_sequences, self.config.num_updates, self.generator):
                 state, total = self._run_epoch(state, self.learning_rate, batch.obs, data, order)
                 metrics = metrics + total / self.config.num_updates
             self._keep(state)
@@ -206,7 +230,7 @@ class Learner:
     # The minibatch step ----------------------------------------------------------------------------------------------
 
     def _epoch(
-        self, state: AdamState, learning_rate: Tensor, obs: dict[str, Tensor], data: list[Tensor], order: Tensor
+        self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, order: Tensor
     ) -> tuple[AdamState, Tensor]:
         """One step a row of `order` `[M, B]`; returns the last state and the sum of the steps' metrics `[7]`."""
         total = learning_rate.new_zeros(len(STEP_METRICS))
@@ -216,7 +240,7 @@ class Learner:
         return state, total
 
     def _native_epoch(
-        self, state: AdamState, learning_rate: Tensor, obs: dict[str, Tensor], data: list[Tensor], order: Tensor
+        self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, order: Tensor
     ) -> tuple[AdamState, Tensor]:
         """The same, written so that the loop becomes part of the compiled code."""
         steps = order.shape[0]
@@ -231,16 +255,18 @@ class Learner:
         return AdamState(*fields), total
 
     def _step(
-        self, state: AdamState, learning_rate: Tensor, obs: dict[str, Tensor], data: list[Tensor], index: Tensor
+        self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, index: Tensor
     ) -> tuple[AdamState, Tensor]:
-        """One optimizer step on the samples of `index`, in parts whose gradients are averaged, and its metrics."""
+        """One optimizer step on the sequences of `index`, in parts whose gradients are averaged, and its metrics."""
         optimizer = self.config.optimizer
         fp16 = optimizer.precision == "fp16"
         gradient, metrics = torch.zeros_like(state.param), learning_rate.new_zeros(len(LossTerms._fields))
         for part in index.tensor_split(optimizer.gradient_accumulation):
-            rows = {key: x[part] for key, x in obs.items()}, [x[part] for x in data]
-            part_gradient, terms = self._gradient(state, *rows)
-            share = part.shape[0] / index.shape[0]
+            rows = _take_all(data, part)
+            part_gradient, terms = self._gradient(state, _take_all(obs, part), rows)
+            share: Tensor | float = part.shape[0] / index.shape[0]
+            if "weight" in data:
+                share = rows["weight"].sum() / data["weight"][:, index].sum()
             gradient = gradient + share * part_gradient
             metrics = metrics + share * terms
         if fp16:
@@ -250,7 +276,7 @@ class Learner:
         state = apply(state, clipped, learning_rate, eps=optimizer.adam_eps, weight_decay=optimizer.weight_decay)
         return state, torch.cat((metrics, norm[None]))
 
-    def _gradient(self, state: AdamState, obs: dict[str, Tensor], data: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def _gradient(self, state: AdamState, obs: Tensors, data: Tensors) -> tuple[Tensor, Tensor]:
         """Gradient `[P]` of the (scaled) loss, and the loss terms `[6]`."""
         fp16 = self.config.optimizer.precision == "fp16"
 
@@ -267,20 +293,21 @@ class Learner:
             scaled, terms = loss(param)
             return torch.autograd.grad(scaled, param)[0], terms
 
-    def _loss(self, param: Tensor, obs: dict[str, Tensor], data: list[Tensor]) -> LossTerms:
-        action, old_log_prob, old_value, advantage, return_ = data
-        ppo = self.config.ppo
+    def _loss(self, param: Tensor, obs: Tensors, data: Tensors) -> LossTerms:
+        ppo, weights = self.config.ppo, self.flat.views(param)
+        inputs = (obs, data.get("state"), data.get("start"))
         with self._autocast():
             # A shared trunk is one module: tying its weights by name would swap them twice and restore them wrongly.
-            distribution, value = functional_call(self.policy, self.flat.views(param), (obs,), tie_weights=False)
+            distribution, value = functional_call(self.policy, weights, inputs, tie_weights=False)
         return ppo_loss(
-            log_prob=distribution.log_prob(action),
+            log_prob=distribution.log_prob(data["action"]),
             value=value,
             entropy=distribution.entropy(),
-            old_log_prob=old_log_prob,
-            old_value=old_value,
-            advantage=advantage,
-            return_=return_,
+            old_log_prob=data["old_log_prob"],
+            old_value=data["old_value"],
+            advantage=data["advantage"],
+            return_=data["return_"],
+            weight=data.get("weight"),
             clip_range=ppo.clip_range,
             clip_value_loss=ppo.clip_value_loss,
             value_loss_coef=ppo.value_loss_coef,
@@ -297,14 +324,20 @@ class Learner:
     def _wants_compile(self) -> bool:
         wish, config = self.config.run.compile, self.config
         steps = self._num_iterations * config.ppo.update_epochs * config.num_minibatches
-        return wish == "on" or (wish == "auto" and steps >= _COMPILE_PAYS_AFTER)
+        pays = _COMPILE_PAYS_AFTER if config.sequence_length == 1 else 2 * _COMPILE_PAYS_AFTER
+        if config.sequence_length > _LONGEST_UNROLLED:
+            if wish == "on":
+                why = f"bptt_length is {config.sequence_length}, and above {_LONGEST_UNROLLED} it would take minutes"
+                report_failure("learner", UsageError(why))
+            return False
+        return wish == "on" or (wish == "auto" and steps >= pays)
 
     def give_up_compiling(self) -> None:
         """Go on eager."""
         self.compiled, self._run_epoch = False, self._epoch
 
     def _compile_and_run(
-        self, state: AdamState, learning_rate: Tensor, obs: dict[str, Tensor], data: list[Tensor], order: Tensor
+        self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, order: Tensor
     ) -> tuple[AdamState, Tensor]:
         """Compile on the first call with a shape; where that cannot be done, say so once and go on without."""
         if self._native is not None and order.shape in self._compiled_shapes:
@@ -324,7 +357,10 @@ class Learner:
         # has compiled is compiled again on its next call.
         torch._dynamo.reset()
         if self.device.type == "cpu":
-            return torch.compile(self._native_epoch, fullgraph=True, dynamic=False, options={"cpp_wrapper": True})
+            # In one piece with its kernels, the code that calls the many steps of a memory takes minutes to compile.
+            apart = self.config.sequence_length > 1
+            options: dict[str, Any] = {"cpp_wrapper": True, "cpp_wrapper_build_separate": apart}
+            return torch.compile(self._native_epoch, fullgraph=True, dynamic=False, options=options)
         # A native loop would ask the device at every step whether to go on.
         step = torch.compile(self._step, fullgraph=True, dynamic=False)
         return GraphedEpoch(step, num_metrics=len(STEP_METRICS))
@@ -361,5 +397,10 @@ class Learner:
         return {name: x for name, x in tensors.items() if name not in ("param", "scales")}
 
 
-def _rows(obs: dict[str, Tensor], rows: slice) -> dict[str, Tensor]:
-    return {key: x[rows] for key, x in obs.items()}
+def _take(x: Tensor, part: Tensor | slice) -> Tensor:
+    """Some of the sequences `[L, Q, ...]` as rows, time by time."""
+    return x[:, part].flatten(0, 1)
+
+
+def _take_all(tensors: Tensors, part: Tensor | slice) -> Tensors:
+    return {name: _take(x, part) for name, x in tensors.items()}

@@ -7,7 +7,11 @@ from torch import Generator, Tensor
 
 
 class Rollout:
-    """What `T` steps of `N` envs gave. Observations are raw; row T is the one after the last step."""
+    """What `T` steps of `N` envs gave. Observations are raw; row T is the one after the last step.
+
+    For the learner it is cut into sequences: each env's steps into `C` of `L`, the last padded where `L` does not
+    divide `T`. That makes `Q = C * N` sequences, `[L, Q]`. Without a memory a sequence is one step.
+    """
 
     def __init__(
         self,
@@ -17,9 +21,12 @@ class Rollout:
         obs: dict[str, Tensor],
         action: Tensor,
         device: torch.device,
+        sequence_length: int = 1,
+        state_size: int = 0,
     ):
         """`obs` and `action` are examples `[N, ...]` that give shapes and dtypes; all but bytes is kept as float32."""
         self.num_steps, self.num_envs = num_steps, num_envs
+        self.sequence_length = sequence_length
         self.obs = {
             key: torch.zeros(num_steps + 1, *x.shape, dtype=_storage_dtype(x.dtype), device=device)
             for key, x in obs.items()
@@ -28,6 +35,13 @@ class Rollout:
         self.reward = torch.zeros(num_steps, num_envs, device=device)
         self.terminated = torch.zeros(num_steps, num_envs, dtype=torch.bool, device=device)
         self.truncated = torch.zeros(num_steps, num_envs, dtype=torch.bool, device=device)
+        self.state: Tensor | None = None
+        """`[C, N, S]`, the policy's memory before the first step of every sequence; None where it has none."""
+        self.last_state: Tensor | None = None
+        """`[N, S]`, after the last step."""
+        if state_size:
+            self.state = torch.zeros(-(-num_steps // sequence_length), num_envs, state_size, device=device)
+            self.last_state = torch.zeros(num_envs, state_size, device=device)
         self.clear()
 
     def clear(self) -> None:
@@ -36,14 +50,20 @@ class Rollout:
         """`[T, N]` int64, env steps of each transition; None where all of them are one."""
         self._final_obs: dict[str, list[Tensor]] = {key: [] for key in self.obs}
         self._final_index: list[Tensor] = []
+        self._final_state: list[Tensor] = []
         self.terminated.zero_()
         self.truncated.zero_()
 
-    def add_final(self, step: int, rows: Tensor, final_obs: dict[str, Tensor]) -> None:
-        """Keep the last observations of the episodes that were truncated in `rows` at `step`."""
-        self._final_index.append(step * self.num_envs + rows)
+    def add_final(self, index: Tensor, final_obs: dict[str, Tensor], state: Tensor | None = None) -> None:
+        """Keep the last observations `[K, ...]` of truncated episodes, and the memory `[K, S]` of all before them.
+
+        `index` `[K]` is where in the flattened rollout they ended, t * N + n.
+        """
+        self._final_index.append(index)
         for key, kept in self._final_obs.items():
-            kept.append(final_obs[key][rows].to(self.obs[key]))
+            kept.append(final_obs[key].to(self.obs[key]))
+        if state is not None:
+            self._final_state.append(state)
 
     @property
     def ended(self) -> Tensor:
@@ -70,9 +90,46 @@ class Rollout:
         """`[N + K, ...]`: the observations after the rollout, then the final ones of truncated episodes."""
         return {key: torch.cat((x[-1], *self._final_obs[key])) for key, x in self.obs.items()}
 
-    def flat_obs(self) -> dict[str, Tensor]:
-        """`[T * N, ...]` of the acted-on observations, a view."""
-        return {key: x[:-1].flatten(0, 1) for key, x in self.obs.items()}
+    def bootstrap_state(self) -> Tensor | None:
+        """`[N + K, S]`: the memory with which each of the bootstrap observations is seen."""
+        return None if self.last_state is None else torch.cat((self.last_state, *self._final_state))
+
+    def step_obs(self) -> dict[str, Tensor]:
+        """`[T, N, ...]` of the acted-on observations, a view."""
+        return {key: x[:-1] for key, x in self.obs.items()}
+
+    @property
+    def start(self) -> Tensor:
+        """`[T, N]` bool: an episode begins inside the rollout. What went before is in the states already."""
+        ended = self.ended
+        return torch.cat((torch.zeros_like(ended[:1]), ended[:-1]))
+
+    @property
+    def num_sequences(self) -> int:
+        """`Q`."""
+        return -(-self.num_steps // self.sequence_length) * self.num_envs
+
+    def sequences(self, x: Tensor) -> Tensor:
+        """`[T, N, ...]` as `[L, Q, ...]`; the last step stands in for those that are not there."""
+        if self._padding:
+            x = torch.cat((x, x[-1:].expand(self._padding, *x.shape[1:])))
+        return x.unflatten(0, (-1, self.sequence_length)).transpose(0, 1).flatten(1, 2)
+
+    @property
+    def _padding(self) -> int:
+        return -self.num_steps % self.sequence_length
+
+    def steps(self, x: Tensor) -> Tensor:
+        """`[L, Q, ...]` as `[T, N, ...]`: what `sequences` did, undone."""
+        return x.unflatten(1, (-1, self.num_envs)).transpose(0, 1).flatten(0, 1)[: self.num_steps]
+
+    def weight(self) -> Tensor | None:
+        """`[L, Q]`: 1 for a step and 0 for padding; None where there is none."""
+        if not self._padding:
+            return None
+        weight = self.sequences(torch.ones_like(self.reward))
+        weight[-self._padding :, -self.num_envs :] = 0.0  # the last steps of the last sequence of every env
+        return weight
 
 
 def minibatch_indices(size: int, count: int, generator: Generator) -> Iterator[Tensor]:

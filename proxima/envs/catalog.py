@@ -20,6 +20,21 @@ _DEAD_ENTRY_POINTS = ("_raise_mujoco_py_error", "_raise_shimmy_error")
 # Gymnasium's functional envs need JAX and are shown nowhere else either.
 _FUNCTIONAL_NAMESPACES = ("phys2d", "tabular")
 
+OURS = "proxima"
+"""Namespace of the ids that are registered here."""
+for _name, _steps, _entry_point in (
+    ("SyntheticQuadruped-v0", 1000, "tensor_tasks:single"),
+    ("Recall-v0", None, "tensor_tasks:single"),
+    ("CartPoleHidden-v1", 500, "hidden:cart_pole"),
+    ("PendulumHidden-v1", 200, "hidden:pendulum"),
+):
+    gym.register(
+        f"{OURS}/{_name}",
+        f"proxima.envs.{_entry_point}",
+        max_episode_steps=_steps,
+        kwargs={"env_id": f"{OURS}/{_name}"} if _entry_point.startswith("tensor") else {},
+    )
+
 
 def is_dead(spec: EnvSpec) -> bool:
     """Whether the id is registered only to say that it is gone."""

@@ -3,16 +3,28 @@
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
 from proxima.envs.base import VecEnv
-from proxima.envs.catalog import base_name, find_spec, live_ids, missing_package, nearest_id, newest_version, version
+from proxima.envs.catalog import (
+    OURS,
+    base_name,
+    find_spec,
+    live_ids,
+    missing_package,
+    nearest_id,
+    newest_version,
+    version,
+)
 from proxima.envs.env_group import Wrapper
 from proxima.errors import UsageError
 
 __all__ = ["MODES", "EnvListing", "batch_refusal", "find_spec", "list_envs", "make_env", "nearest_id"]
+
+if TYPE_CHECKING:
+    from proxima.envs.tensor_env import TensorVecEnv
 
 MODES = ("auto", "batch", "sync", "async")
 
@@ -39,7 +51,16 @@ def batch_refusal(env_id: str, env_kwargs: Mapping[str, Any] | None) -> str | No
     """Why the batch back end cannot serve an env, None where it can."""
     from proxima.envs.mujoco_batch import why_not
 
-    return why_not(env_id, env_kwargs)
+    return None if tensor_task(env_id) else why_not(env_id, env_kwargs)
+
+
+def tensor_task(env_id: str) -> "type[TensorVecEnv] | None":
+    """The class that runs one of our own tasks on tensors, None for any other id."""
+    if not env_id.startswith(f"{OURS}/"):
+        return None
+    from proxima.envs.tensor_tasks import TASKS
+
+    return TASKS.get(env_id)
 
 
 def make_env(
@@ -55,15 +76,16 @@ def make_env(
     wrappers: Sequence[Wrapper] = (),
     max_failures: int | None = None,
     step_timeout: float | None = 300.0,
+    device: str = "cpu",
 ) -> VecEnv:
     """Make `num_envs` copies of an environment as one vector env.
 
     Args:
         env_id: A registered Gymnasium id, also as `module:EnvId`.
         num_envs: How many copies are stepped together.
-        mode: "batch" runs MuJoCo tasks on native threads, "sync" steps Gymnasium envs one after another in this
-            process, "async" in worker processes; "auto" is batch where that can serve, else sync. All three give the
-            same trajectories.
+        mode: "batch" runs MuJoCo tasks on native threads and our own on tensors, "sync" steps Gymnasium envs one after
+            another in this process, "async" in worker processes; "auto" is batch where that can serve, else sync. All
+            three give the same trajectories.
         env_kwargs: Keywords of the env's constructor.
         max_episode_steps: The time limit; None is the registered one.
         spread_episodes: At every `reset()`, start the time limit of env i at i / `num_envs` of its length, so that
@@ -73,6 +95,7 @@ def make_env(
         wrappers: Gymnasium wrappers, applied in order; not with batch.
         max_failures: Sync and async: how often an env may fail in a row, without one good step between, before
             `EnvFailure` is raised.
+        device: Where a task on tensors lives; all others are on the CPU.
         step_timeout: Async only: seconds after which a worker that does not answer is killed and restarted; None
             waits for ever.
 
@@ -89,6 +112,18 @@ def make_env(
     spec = find_spec(env_id)
     if mode in ("auto", "batch"):
         refusal = "wrappers only run in sync and async mode" if wrappers else batch_refusal(spec.id, env_kwargs)
+        task = None if refusal else tensor_task(spec.id)
+        if task is not None:
+            try:
+                return task(
+                    **(env_kwargs or {}),
+                    num_envs=num_envs,
+                    device=device,
+                    max_episode_steps=max_episode_steps or spec.max_episode_steps,
+                    spread_episodes=spread_episodes,
+                )
+            except TypeError as error:
+                raise UsageError(f"cannot build env {spec.id!r}: {error}") from error
         if refusal is None:
             from proxima.envs.mujoco_batch import MujocoBatchEnv
 

@@ -164,14 +164,14 @@ def run_episodes(
     finished: list[list[Episode]] = [[] for _ in wanted]
     steps: list[list[dict[str, Any]]] = [[] for _ in wanted]
     generator = Generator().manual_seed(seed)
-    obs = as_stored(env.reset(seed))
+    obs, state = as_stored(env.reset(seed)), policy.first_state(env.num_envs)
     lasted = np.zeros(env.num_envs, int)
     while any(len(mine) < count for mine, count in zip(finished, wanted, strict=True)):
         noise = None if deterministic else torch.randn(env.num_envs, policy.noise_size, generator=generator)
-        _, action = policy.act(obs, noise)
+        _, action, after = policy.act(obs, noise, state)
         step = env.step(action)
         if trace:
-            _keep(steps, policy, obs, action, step)
+            _keep(steps, policy, obs, state, action, step)
         lasted += 1
         if lasted.max() > LONGEST_EPISODE:
             raise UsageError(
@@ -181,17 +181,23 @@ def run_episodes(
         lasted[step.ended.numpy()] = 0
         for i in step.ended.nonzero().flatten().tolist():
             if len(finished[i]) < wanted[i]:
-                finished[i].append(_episode(i, step, policy, steps[i]))
+                finished[i].append(_episode(i, step, policy, steps[i], after))
             steps[i] = []
         obs = as_stored(step.obs)
+        state = None if after is None else after.masked_fill(step.ended[:, None], 0.0)
     # In the order in which a single env after another would have started them.
     return [finished[n % env.num_envs][n // env.num_envs] for n in range(episodes)]
 
 
 def _keep(
-    steps: list[list[dict[str, Any]]], policy: ActorCritic, obs: dict[str, Tensor], action: Tensor, step: Step
+    steps: list[list[dict[str, Any]]],
+    policy: ActorCritic,
+    obs: dict[str, Tensor],
+    state: Tensor | None,
+    action: Tensor,
+    step: Step,
 ) -> None:
-    distribution, value = policy(policy.normalizer(obs))
+    distribution, value = policy(policy.normalizer(obs), state)
     columns = {
         "action": action.numpy(),
         "reward": step.reward.numpy(),
@@ -204,7 +210,8 @@ def _keep(
         mine.append(row | {"obs": {key: x[i].numpy().copy() for key, x in obs.items()}})
 
 
-def _episode(i: int, step: Step, policy: ActorCritic, steps: list[dict[str, Any]]) -> Episode:
+def _episode(i: int, step: Step, policy: ActorCritic, steps: list[dict[str, Any]], state: Tensor | None) -> Episode:
+    """The one that ended in env `i`; `state` is the memory of all before its last observation."""
     success = None
     if step.episodes.success is not None and not bool(step.episodes.success[i].isnan()):
         success = bool(step.episodes.success[i])
@@ -215,7 +222,7 @@ def _episode(i: int, step: Step, policy: ActorCritic, steps: list[dict[str, Any]
         trace = Trace(
             obs={key: np.stack([row["obs"][key] for row in steps]) for key in steps[0]["obs"]},
             **{name: np.stack([row[name] for row in steps]) for name in steps[0] if name != "obs"},
-            final_value=float(policy.value(last) * policy.return_scale),
+            final_value=float(policy.value(last, None if state is None else state[i : i + 1]) * policy.return_scale),
         )
     return Episode(
         return_=float(step.episodes.return_[i]),

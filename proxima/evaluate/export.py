@@ -1,7 +1,8 @@
 """A trained policy as one file that runs without Proxima: ONNX, or TorchScript.
 
 The file is `load_policy(path).act` for a batch: raw observations in, the likeliest action in the env's own units,
-shape and dtype out. The normaliser, the encoders and the action transform are inside; the critic stays behind.
+shape and dtype out; with a memory, its state goes in and out as well. The normaliser, the encoders and the action
+transform are inside; the critic and what only it sees stay behind.
 """
 
 import contextlib
@@ -12,7 +13,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from proxima.errors import UsageError
 from proxima.evaluate.policy import load_policy
 from proxima.nets.actor_critic import ActorCritic, Obs
 from proxima.nets.encoders import Tanh
-from proxima.nets.spec import ActionSpec, ObsSpec, Spec
+from proxima.nets.spec import ActionSpec, ObsSpec
 
 SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt"}
 
@@ -47,15 +48,22 @@ def export(path: str | Path, *, format: str, out: str | Path | None = None) -> P
 
 
 def signature(path: str | Path) -> str:
-    """The inputs and the output of what `export` makes of a checkpoint, one line each, for people."""
-    spec = Spec.from_dict(checkpoint.read_metadata(checkpoint.find(path))["spec"])
-    rows = [("input", key, _input_dtype(o), o.shape) for key, o in spec.obs.items()]
-    rows.append(("output", _output_name(spec), spec.action.dtype, spec.action.shape))
-    names, dtypes = (max(len(row[column]) for row in rows) for column in (1, 2))
+    """The inputs and outputs of what `export` makes of a checkpoint, one line each, for people."""
+    policy = DeterministicPolicy(load_policy(checkpoint.find(path)).policy)
+    rows = [("input", *port) for port in policy.inputs] + [("output", *port) for port in policy.outputs]
+    names, dtypes = (max(len(str(row[column])) for row in rows) for column in (1, 2))
     return "\n".join(
         f"{way:<8}  {name:<{names}}  {dtype:<{dtypes}}  [{', '.join(map(str, ('batch', *shape)))}]"
         for way, name, dtype, shape in rows
     )
+
+
+class Port(NamedTuple):
+    """An input or an output: `[batch, *shape]`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
 
 
 class DeterministicPolicy(nn.Module):
@@ -67,9 +75,16 @@ class DeterministicPolicy(nn.Module):
 
     def __init__(self, policy: ActorCritic):
         super().__init__()
-        self.spec = policy.spec
-        self.normalizer, self.trunk, self.head = policy.normalizer, policy.actor_trunk, policy.action_head
-        action = self.spec.action
+        self.spec, action = policy.spec, policy.spec.action
+        self.normalizer, self.trunk = policy.normalizer, policy.actor_trunk
+        self.mlp, self.head = policy.action_mlp, policy.action_head
+        self.keys, keys = policy.actor_keys, set(policy.actor_keys)
+        self.inputs = [Port(key, _input_dtype(self.spec.obs[key]), self.spec.obs[key].shape) for key in self.keys]
+        self.outputs = [Port(_unused("action", keys), action.dtype, action.shape)]
+        if policy.actor_state_size:
+            form = ("float32", (policy.actor_state_size,))
+            self.inputs.append(Port(_unused("state", keys), *form))
+            self.outputs.append(Port(_unused("next_state", keys), *form))
         self.dtype = _torch_dtype(action)
         discrete = action.kind == "discrete"
         self.register_buffer("start", torch.tensor(action.start[0] if discrete and action.start else action.start))
@@ -78,10 +93,11 @@ class DeterministicPolicy(nn.Module):
         _use_plain_tanh(self)
         self.eval().requires_grad_(False)
 
-    def forward(self, obs: Obs) -> Tensor:
-        """`[B, *shape]` a key to actions `[B, *shape]`."""
-        features = self.trunk(self.normalizer(obs))
-        return self._in_env_form(self.head.to_env(self.head(features).mode()))
+    def forward(self, obs: Obs, state: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """`[B, *shape]` a key to actions `[B, *shape]`; with a memory, its state before to that after as well."""
+        features, after = self.trunk.step(self.normalizer(obs), state)
+        action = self._in_env_form(self.head.to_env(self.head(self.mlp(features)).mode()))
+        return action if after is None else (action, after)
 
     def _in_env_form(self, action: Tensor) -> Tensor:
         """What `ActionSpec.to_env` does, in operations that both formats have.
@@ -97,11 +113,11 @@ class DeterministicPolicy(nn.Module):
             action = action.double().clamp(self.low, self.high)
         return action.to(self.dtype).reshape(action.shape[0], *spec.shape)
 
-    def example(self) -> Obs:
-        """Two observations of zeros, to trace with; with one, the exporter would take the batch for a constant."""
-        return {
-            key: torch.zeros((2, *o.shape), dtype=getattr(torch, _input_dtype(o))) for key, o in self.spec.obs.items()
-        }
+    def example(self) -> dict[str, Any]:
+        """Arguments of two rows of zeros, to trace with; with one, the exporter would take the batch for a constant."""
+        zeros = [torch.zeros((2, *port.shape), dtype=getattr(torch, port.dtype)) for port in self.inputs]
+        obs, state = dict(zip(self.keys, zeros, strict=False)), zeros[len(self.keys) :]
+        return {"obs": obs} | dict(zip(["state"], state, strict=False))
 
 
 def _use_plain_tanh(module: nn.Module) -> None:
@@ -115,10 +131,6 @@ def _use_plain_tanh(module: nn.Module) -> None:
 def _input_dtype(obs: ObsSpec) -> str:
     """Bytes stay bytes, all else is float32: as `LoadedPolicy` has it."""
     return "uint8" if obs.dtype == "uint8" else "float32"
-
-
-def _output_name(spec: Spec) -> str:
-    return _unused("action", set(spec.obs))
 
 
 def _unused(name: str, taken: set[str]) -> str:
@@ -139,14 +151,13 @@ def _torch_dtype(action: ActionSpec) -> torch.dtype:
 
 
 def _onnx(policy: DeterministicPolicy) -> bytes:
-    obs = policy.example()
-    batch = torch.export.Dim("batch")
+    example, rows = policy.example(), {0: torch.export.Dim("batch")}
     program = torch.onnx.export(
         policy,
-        kwargs={"obs": obs},
-        input_names=list(obs),
-        output_names=[_output_name(policy.spec)],
-        dynamic_shapes={"obs": {key: {0: batch} for key in obs}},
+        kwargs=example,
+        input_names=[port.name for port in policy.inputs],
+        output_names=[port.name for port in policy.outputs],
+        dynamic_shapes={name: dict.fromkeys(x, rows) if name == "obs" else rows for name, x in example.items()},
         dynamo=True,
         verbose=False,
     )
@@ -172,7 +183,7 @@ def _clear_names(graph: Any) -> None:
 
 def _torchscript(policy: DeterministicPolicy) -> bytes:
     buffer = io.BytesIO()
-    torch.jit.save(torch.jit.trace(policy, (policy.example(),), check_trace=False), buffer)
+    torch.jit.save(torch.jit.trace(policy, tuple(policy.example().values()), check_trace=False), buffer)
     return buffer.getvalue()
 
 

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Generator
+from numpy.typing import ArrayLike, NDArray
+from torch import Generator, Tensor
 
 from proxima import checkpoint
 from proxima.config import config_from_dict
@@ -18,7 +19,10 @@ from proxima.nets.spec import Spec
 
 
 class LoadedPolicy:
-    """Acts on NumPy observations, one or a batch, with the normaliser statistics of its checkpoint."""
+    """Acts on NumPy observations, one or a batch, with the normaliser statistics of its checkpoint.
+
+    A policy with a memory remembers what it was given: `reset` says where a new episode begins.
+    """
 
     def __init__(self, policy: ActorCritic, *, seed: int = 0, hold: Hold | None = None):
         self.policy = policy.eval()
@@ -26,6 +30,14 @@ class LoadedPolicy:
         """For how many env steps each action is to be held, as it was in training when the checkpoint was written."""
         self.spec = policy.spec
         self._generator = Generator().manual_seed(seed)
+        self._state: Tensor | None = None
+
+    def reset(self, ended: ArrayLike | None = None) -> None:
+        """Forget all, or only the rows of the batch where `ended` `[B]` is true; without a memory, nothing happens."""
+        if ended is None or self._state is None:
+            self._state = None
+        else:
+            self._state[torch.as_tensor(np.asarray(ended, dtype=bool))] = 0.0
 
     def act(self, obs: Any, *, deterministic: bool = True) -> NDArray:
         """The action in the env's own units for one observation, or one a row for a batch `[B, ...]`.
@@ -33,18 +45,25 @@ class LoadedPolicy:
         Observations are as the env gives them: an array, a dict, a tuple, the number of a Discrete space; or flat, as
         vector envs give them.
         """
-        rows = {key: spec.read(key, _find(obs, key, self.spec)) for key, spec in self.spec.obs.items()}
+        keys = self.policy.actor_keys
+        rows = {key: self.spec.obs[key].read(key, _find(obs, key, self.spec)) for key in keys}
         batched = {key for key, (_, is_batch) in rows.items() if is_batch}
         sizes = {key: len(array) for key, (array, _) in rows.items()}
         if len(batched) not in (0, len(rows)) or len(set(sizes.values())) > 1:
             raise UsageError(f"the observations are not as many for each key: {sizes}.")
         tensors = as_stored({key: torch.as_tensor(array) for key, (array, _) in rows.items()})
-        noise = None
-        if not deterministic:
-            noise = torch.randn(max(sizes.values()), self.policy.noise_size, generator=self._generator)
-        _, action = self.policy.act(tensors, noise)
+        size = max(sizes.values())
+        noise = None if deterministic else torch.randn(size, self.policy.noise_size, generator=self._generator)
+        _, action, self._state = self.policy.act(tensors, noise, self._state_of(size))
         in_env_form = self.spec.action.to_env(action.numpy())
         return in_env_form if batched else in_env_form[0]
+
+    def _state_of(self, size: int) -> Tensor | None:
+        if self._state is not None and len(self._state) != size:
+            raise UsageError(
+                f"the policy remembers {len(self._state)} envs, but was given {size} observations: call reset() first."
+            )
+        return self._state
 
 
 def _find(obs: Any, key: str, spec: Spec) -> Any:

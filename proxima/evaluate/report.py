@@ -62,8 +62,8 @@ def _value_map(agent: ActorCritic, evaluation: Evaluation, path: Path) -> list[P
 
     obs = agent.spec.obs
     traces = [episode.trace for episode in evaluation.episodes if episode.trace is not None]
-    if list(obs) != ["obs"] or obs["obs"].shape not in ((2,), (3,)):
-        return []
+    if list(obs) != ["obs"] or obs["obs"].shape not in ((2,), (3,)) or agent.state_size:
+        return []  # with a memory, a value is not one of the observation alone
     seen = np.concatenate([trace.obs["obs"] for trace in traces])
     circle = obs["obs"].shape == (3,)
     if circle and not np.allclose(seen[:, 0] ** 2 + seen[:, 1] ** 2, 1.0, atol=1e-3):

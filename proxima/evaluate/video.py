@@ -44,6 +44,7 @@ def record(
     seed: int = 0,
     length: int | None = None,
     hold: Hold | None = None,
+    on_reset: Callable[[], None] | None = None,
 ) -> Path:
     """Draw one env under a policy into an MP4, without a display; the file is whole or not there.
 
@@ -59,20 +60,22 @@ def record(
             steps. There is one frame a step and one a reset.
         hold: For how many env steps each action is held; `LoadedPolicy.hold` is what the policy learned with. Every
             step is drawn all the same.
+        on_reset: Called where an episode begins; `LoadedPolicy.reset`, for a policy with a memory.
 
     Raises:
         UsageError: the env cannot be drawn; one line says what is missing.
 
     Example:
         >>> policy = load_policy("runs/HalfCheetah-v5")  # doctest: +SKIP
-        >>> record(policy.act, "HalfCheetah-v5", path="cheetah.mp4", hold=policy.hold)  # doctest: +SKIP
+        >>> options = {"hold": policy.hold, "on_reset": policy.reset}  # doctest: +SKIP
+        >>> record(policy.act, "HalfCheetah-v5", path="cheetah.mp4", **options)  # doctest: +SKIP
     """
     _check(seed=seed, length=length)
     with contextlib.ExitStack() as stack:
         env = stack.enter_context(_opened(env_id, "rgb_array", env_kwargs, max_episode_steps))
         stack.enter_context(offscreen(mujoco=is_mujoco(env)))
         video = stack.enter_context(Mp4Writer(path, fps=frame_rate(env)))
-        for _ in _play(env, act, seed=seed, length=length, hold=hold or Hold()):
+        for _ in _play(env, act, on_reset, seed=seed, length=length, hold=hold or Hold()):
             video.write(_frame(env))
     return Path(path)
 
@@ -86,6 +89,7 @@ def watch(
     seed: int = 0,
     length: int | None = None,
     hold: Hold | None = None,
+    on_reset: Callable[[], None] | None = None,
 ) -> None:
     """Show one env under a policy in a window, as fast as it really is, until the end or until the window is closed.
 
@@ -98,7 +102,7 @@ def watch(
     require_display()
     with _opened(env_id, "human", env_kwargs, max_episode_steps) as env:
         period, due = 1.0 / frame_rate(env), time.monotonic()
-        moments = _play(env, act, seed=seed, length=length, hold=hold or Hold())
+        moments = _play(env, act, on_reset, seed=seed, length=length, hold=hold or Hold())
         with _explained(env, "no window can be opened"):
             next(moments)  # a human-mode env draws itself in reset and step
         follow_in_window(env)
@@ -148,7 +152,7 @@ def _cast(folder: Path, *, env: str | None, seed: int, deterministic: bool) -> t
     options = config_from_dict(checkpoint.read_metadata(folder)["config"], source=str(folder)).env
     policy = load_policy(folder, seed=seed)
     act = functools.partial(policy.act, deterministic=deterministic)
-    rest: dict[str, Any] = {"hold": policy.hold}
+    rest: dict[str, Any] = {"hold": policy.hold, "on_reset": policy.reset}
     if env in (None, options.env):
         rest |= {"env_kwargs": options.env_kwargs, "max_episode_steps": options.max_episode_steps}
     return act, env or options.env, rest
@@ -197,10 +201,13 @@ def _check_modes(env_id: str, metadata: Mapping[str, Any] | None, mode: str) -> 
         raise UsageError(f"env {env_id!r} cannot be drawn as {mode}: {has}.")
 
 
-def _play(env: gym.Env, act: Act, *, seed: int, length: int | None, hold: Hold) -> Iterator[None]:
+def _play(
+    env: gym.Env, act: Act, on_reset: Callable[[], None] | None, *, seed: int, length: int | None, hold: Hold
+) -> Iterator[None]:
     """Act for `length` steps, or one episode; stops after every reset and every step, for a look."""
-    rng, left = np.random.default_rng(seed), 0
+    rng, left, forget = np.random.default_rng(seed), 0, on_reset or (lambda: None)
     obs, _ = env.reset(seed=seed)
+    forget()
     yield
     for step in range(1, (length or LONGEST_EPISODE) + 1):
         if not left:
@@ -219,6 +226,7 @@ def _play(env: gym.Env, act: Act, *, seed: int, length: int | None, hold: Hold) 
             if length is None or step == length:
                 return
             obs, _ = env.reset()
+            forget()
             yield
 
 

@@ -4,6 +4,7 @@ Nothing here keeps state between calls.
 """
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,37 +24,9 @@ from proxima.algo.normalize import ObsNormalizer
 from proxima.algo.policy import Policy
 from proxima.config import NormalizeOptions, PolicyOptions
 from proxima.errors import UsageError
-from proxima.nets.encoders import CNN, MLP, init_layer, is_image
-from proxima.nets.spec import ActionSpec, ObsSpec, Spec
-
-Obs = dict[str, Tensor]
-
-
-class Trunk(nn.Module):
-    """All observation keys to one feature vector: images through a CNN, the rest as they are, then an MLP."""
-
-    def __init__(self, obs: dict[str, ObsSpec], options: PolicyOptions):
-        super().__init__()
-        self.keys = list(obs)
-        orthogonal = options.orthogonal_init
-        self.encoders = nn.ModuleList()
-        width = 0
-        for key in self.keys:
-            spec = obs[key]
-            if is_image(spec.shape):
-                cnn = CNN(spec.shape, features=options.cnn_features, orthogonal=orthogonal)
-                self.encoders.append(cnn)
-                width += cnn.out_features
-            else:
-                self.encoders.append(nn.Flatten(1))
-                width += math.prod(spec.shape)
-        self.mlp = MLP(width, options.hidden_sizes, activation=options.activation, orthogonal=orthogonal)
-        self.out_features = self.mlp.out_features
-
-    def forward(self, obs: Obs) -> Tensor:
-        """`[B, *shape]` a key to `[B, features]`."""
-        encoded = [encoder(obs[key]).float() for key, encoder in zip(self.keys, self.encoders, strict=True)]
-        return self.mlp(encoded[0] if len(encoded) == 1 else torch.cat(encoded, -1))
+from proxima.nets.encoders import MLP, init_layer, is_image
+from proxima.nets.spec import ActionSpec, Spec
+from proxima.nets.trunk import Encoders, Obs, Trunk, encoder_options
 
 
 class ActionHead(nn.Module):
@@ -134,20 +107,40 @@ class ActionHead(nn.Module):
 
 
 class ActorCritic(Policy):
-    """Actor and critic with the statistics of what they see."""
+    """Actor and critic over dictionary observations.
+
+    With a memory, `hidden_sizes` are the action MLP and the value MLP on top of it. A state `[B, S]` holds what all
+    memories carry: one of the actor's, and behind it the critic's where that has a trunk of its own.
+    """
 
     def __init__(self, spec: Spec, options: PolicyOptions, normalize: NormalizeOptions):
         super().__init__()
         self.spec = spec
         self.register_buffer("return_scale", torch.ones(()))
-        images = {key for key, o in spec.obs.items() if is_image(o.shape)}
-        normalized = {key: o.shape for key, o in spec.obs.items() if key not in images and normalize.normalize_obs}
+        encoders = encoder_options(options.encoders, spec.obs)
+        seen = {key: o for key, o in spec.obs.items() if encoders[key].use != "none"}
+        acted_on = {key: o for key, o in seen.items() if encoders[key].use == "all"}
+        self.keys, self.actor_keys = list(seen), list(acted_on)
+        images = {key for key, o in seen.items() if is_image(o.shape)}
+        normalized = {key: o.shape for key, o in seen.items() if key not in images and normalize.normalize_obs}
         self.normalizer = ObsNormalizer(normalized, clip=normalize.clip_obs)
-        shared = options.share_trunk == "on" or (options.share_trunk == "auto" and bool(images))
-        self.actor_trunk = Trunk(spec.obs, options)
-        self.critic_trunk = self.actor_trunk if shared else Trunk(spec.obs, options)
-        self.action_head = ActionHead(self.actor_trunk.out_features, spec.action, options)
-        self.value_head = nn.Linear(self.critic_trunk.out_features, 1)
+        recurrent = options.memory != "none"
+        joined = recurrent or any(key in images for key in acted_on)
+        shared = options.share_trunk == "on" or (options.share_trunk == "auto" and joined)
+        self.actor_trunk = Trunk(acted_on, encoders, options)
+        self.critic_trunk = self.actor_trunk if shared else Trunk(seen, encoders, options)
+        self.actor_state_size = self.actor_trunk.state_size
+        self.state_size = self.actor_state_size if shared else self.actor_state_size + self.critic_trunk.state_size
+        # What a shared trunk does not see reaches the critic beside it.
+        beside = {key: o for key, o in seen.items() if shared and key not in acted_on}
+        self.beside = Encoders(beside, encoders, options) if beside else None
+        widths = options.hidden_sizes if recurrent else []
+        style: dict[str, Any] = {"activation": options.activation, "orthogonal": options.orthogonal_init}
+        self.action_mlp = MLP(self.actor_trunk.out_features, widths, **style)
+        value_inputs = self.critic_trunk.out_features + (self.beside.out_features if self.beside else 0)
+        self.value_mlp = MLP(value_inputs, widths, **style)
+        self.action_head = ActionHead(self.action_mlp.out_features, spec.action, options)
+        self.value_head = nn.Linear(self.value_mlp.out_features, 1)
         init_layer(self.value_head, gain=1.0, orthogonal=options.orthogonal_init)
 
     @property
@@ -160,30 +153,58 @@ class ActorCritic(Policy):
         """Whether actor and critic have one trunk."""
         return self.critic_trunk is self.actor_trunk
 
-    def forward(self, obs: Obs) -> tuple[Distribution, Tensor]:
+    def first_state(self, envs: int) -> Tensor | None:
+        """The state `[envs, S]` before an episode's first observation; None without a memory."""
+        return self.return_scale.new_zeros(envs, self.state_size) if self.state_size else None
+
+    def forward(
+        self, obs: Obs, state: Tensor | None = None, start: Tensor | None = None
+    ) -> tuple[Distribution, Tensor]:
         """Distribution and value `[B]` of normalised observations: the learner's view."""
-        features = self.actor_trunk(obs)
-        critic_features = features if self.shared else self.critic_trunk(obs)
-        return self.action_head(features), self.value_head(critic_features).float().squeeze(-1)
+        actor_state, critic_state = self._split(state)
+        features = self.actor_trunk(obs, actor_state, start)
+        critic_features = features if self.shared else self.critic_trunk(obs, critic_state, start)
+        return self.action_head(self.action_mlp(features)), self._value(critic_features, obs)
 
     @torch.no_grad()
-    def act(self, obs: Obs, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Raw actions, and the same in the env's units, for raw observations.
+    def act(
+        self, obs: Obs, noise: Tensor | None = None, state: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Raw actions, the same in the env's units, and the state after, for raw observations and the state before.
 
-        They are sampled with standard normal `noise` `[B, noise_size]`, or the likeliest without it.
+        They are sampled with standard normal `noise` `[B, noise_size]`, or the likeliest without it. A state without
+        the critic's columns is enough: what only the critic sees need then not be in `obs`.
         """
-        distribution = self.action_head(self.actor_trunk(self.normalizer(obs)))
+        obs = self.normalizer(obs)
+        actor_state, critic_state = self._split(state)
+        features, after = self.actor_trunk.step(obs, actor_state)
+        distribution = self.action_head(self.action_mlp(features))
         action = distribution.mode() if noise is None else distribution.sample(noise)
-        return action, self.action_head.to_env(action)
+        if after is not None and not self.shared and critic_state is not None and critic_state.shape[-1]:
+            critic_after = self.critic_trunk.step(obs, critic_state)[1]
+            assert critic_after is not None
+            after = torch.cat((after, critic_after), -1)
+        return action, self.action_head.to_env(action), after
 
-    def critic(self, obs: Obs) -> Tensor:
+    def critic(self, obs: Obs, state: Tensor | None = None, start: Tensor | None = None) -> Tensor:
         """V `[B]` of normalised observations, without the actor."""
-        return self.value_head(self.critic_trunk(obs)).float().squeeze(-1)
+        return self._value(self.critic_trunk(obs, self._split(state)[1], start), obs)
 
     @torch.no_grad()
-    def value(self, obs: Obs) -> Tensor:
+    def value(self, obs: Obs, state: Tensor | None = None) -> Tensor:
         """V `[B]` of raw observations."""
-        return self.critic(self.normalizer(obs))
+        return self.critic(self.normalizer(obs), state)
+
+    def _split(self, state: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """The actor's and the critic's part of a state, which are one where the trunk is."""
+        if state is None or self.shared:
+            return state, state
+        return state[..., : self.actor_state_size], state[..., self.actor_state_size :]
+
+    def _value(self, features: Tensor, obs: Obs) -> Tensor:
+        if self.beside is not None:
+            features = torch.cat((features, self.beside(obs)), -1)
+        return self.value_head(self.value_mlp(features)).float().squeeze(-1)
 
 
 def _distribution_kind(action: ActionSpec, options: PolicyOptions) -> str:

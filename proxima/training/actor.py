@@ -19,8 +19,9 @@ from proxima.nets.actor_critic import ActorCritic
 _NOT_FOR_ACTING = ("normalizer.moments", "return_scale")
 
 Rows = tuple[Tensor, ...]
-Record = Callable[[Rows, Tensor, Rows, Tensor], Tensor]
-"""Observations as the env gave them, noise, and where observations and actions are stored; gives the env's actions."""
+Record = Callable[[Rows, Tensor, Rows, Tensor, Rows], Tensor]
+"""Observations as the env gave them, noise, where observations and actions are stored, and the memory's state, if
+there is one, which is advanced in place; gives the env's actions."""
 Native = Callable[[list[Tensor]], list[Tensor]]
 
 
@@ -30,43 +31,48 @@ class Actor(nn.Module):
     def __init__(self, policy: ActorCritic, env_device: torch.device):
         super().__init__()
         self.policy, self.env_device = policy, env_device
-        self.keys = list(policy.spec.obs)
+        self.keys = policy.keys
 
-    def forward(self, seen: Rows, noise: Tensor, obs: Rows, action: Tensor) -> Tensor:
-        """One vector step; `seen` may have the env's own dtypes."""
+    def forward(self, seen: Rows, noise: Tensor, obs: Rows, action: Tensor, state: Rows) -> Tensor:
+        """One vector step; `seen` may have the env's own dtypes, and `state` is empty or one tensor."""
         for stored, x in zip(obs, seen, strict=True):
             stored.copy_(x)
-        raw, env_action = self.policy.act(dict(zip(self.keys, obs, strict=True)), noise)
+        raw, env_action, after = self.policy.act(dict(zip(self.keys, obs, strict=True)), noise, *state)
         action.copy_(raw)
+        if after is not None:
+            state[0].copy_(after)
         return env_action.to(self.env_device)
 
 
 @torch.no_grad()
-def compile_actor(actor: Actor, flat: FlatParameters, seen: Rows, noise: Tensor, obs: Rows, action: Tensor) -> Record:
+def compile_actor(
+    actor: Actor, flat: FlatParameters, seen: Rows, noise: Tensor, obs: Rows, action: Tensor, state: Rows
+) -> Record:
     """The same for inputs like these in one call into native code; it follows the weights as they change in place.
 
     Compiled ahead of time: at this size `torch.compile` spends more on the way to the code than in it.
     """
     trained, keys = flat.views(flat.vector), len(obs)
-    state = {name: p.detach() for name, p in actor.policy.named_parameters() if name not in trained}
-    state |= {name: x for name, x in actor.policy.named_buffers() if not name.startswith(_NOT_FOR_ACTING)}
-    weights = [flat.vector, *state.values()]
+    others = {name: p.detach() for name, p in actor.policy.named_parameters() if name not in trained}
+    others |= {name: x for name, x in actor.policy.named_buffers() if not name.startswith(_NOT_FOR_ACTING)}
+    weights = [flat.vector, *others.values()]
 
     def record(vector: Tensor, *rest: Tensor) -> Tensor:
-        tensors = flat.views(vector) | dict(zip(state, rest, strict=False))
-        rows = rest[len(state) :]
-        arguments = (rows[:keys], rows[keys], rows[keys + 1 : -1], rows[-1])
+        tensors = flat.views(vector) | dict(zip(others, rest, strict=False))
+        rows = rest[len(others) :]
+        end = 2 * keys + 1
+        arguments = (rows[:keys], rows[keys], rows[keys + 1 : end], rows[end], rows[end + 1 :])
         named = {f"policy.{name}": x for name, x in tensors.items()}
         return functional_call(actor, named, arguments, tie_weights=False)
 
-    run = _compile(_Function(record), [*weights, *seen, noise, *obs, action])
+    run = _compile(_Function(record), [*weights, *seen, noise, *obs, action, *state])
     forms = [(x.dtype, x.stride()) for x in seen]
 
-    def call(seen: Rows, noise: Tensor, obs: Rows, action: Tensor) -> Tensor:
+    def call(seen: Rows, noise: Tensor, obs: Rows, action: Tensor, state: Rows) -> Tensor:
         # Native code reads memory as it was told to: what an env gives in another form must not get there.
         if [(x.dtype, x.stride()) for x in seen] != forms:
             seen = tuple([x.to(dtype).contiguous() for x, (dtype, _) in zip(seen, forms, strict=True)])
-        return run([*weights, *seen, noise, *obs, action])[0]
+        return run([*weights, *seen, noise, *obs, action, *state])[0]
 
     return call
 

@@ -15,6 +15,7 @@ from proxima.envs.base import Step, VecEnv
 from proxima.errors import NonFiniteError, UsageError
 from proxima.nets.actor_critic import ActorCritic
 from proxima.training.actor import Actor, Record, Rows, compile_actor
+from proxima.training.endings import DeferredEndings, Endings
 
 EPISODE_WINDOW = 100
 
@@ -63,8 +64,12 @@ class Collector:
         env_seed: int,
         seed: int,
         flat: FlatParameters | None = None,
+        sequence_length: int = 1,
     ):
-        """With the policy's parameters in `flat`, acting is compiled on its first use."""
+        """With the policy's parameters in `flat`, acting is compiled on its first use.
+
+        The policy's memory is stored every `sequence_length` steps.
+        """
         self.env, self.num_steps = env, num_steps
         self.generator = Generator(device).manual_seed(seed)
         self.episodes = EpisodeStatistics()
@@ -78,21 +83,37 @@ class Collector:
         """Whether compilation failed in a way that leaves no hope for any other."""
         self._now = env.reset(env_seed)
         """What the policy acts on next, in the env's own dtypes."""
-        obs = as_stored({key: x.to(device) for key, x in self._now.items()})
-        action, _ = policy.act(obs)
+        obs = as_stored({key: self._now[key].to(device) for key in policy.keys})
+        action = policy.act(obs)[0]
+        first_state = policy.first_state(env.num_envs)
+        self._state: Rows = () if first_state is None else (first_state,)
+        """The policy's memory `[N, S]`, if it has one: zero where an episode begins."""
+        self._deferred = None if env.device.type == "cpu" else DeferredEndings(num_steps)
         try:
             self._noise = torch.zeros(num_steps, env.num_envs, policy.noise_size, device=device)
-            self.rollout = Rollout(num_steps=num_steps, num_envs=env.num_envs, obs=obs, action=action, device=device)
+            self.rollout = Rollout(
+                num_steps=num_steps,
+                num_envs=env.num_envs,
+                obs=obs,
+                action=action,
+                device=device,
+                sequence_length=sequence_length,
+                state_size=policy.state_size,
+            )
         except (MemoryError, RuntimeError) as error:
             raise UsageError(
                 f"a rollout of num_steps {num_steps} x num_envs {env.num_envs} does not fit into memory "
                 f"({str(error).splitlines()[0]}): lower one of them."
             ) from None
-        self._check_obs(-1, obs, torch.arange(env.num_envs))
+        everyone = torch.arange(env.num_envs)
+        self._check_obs(torch.full_like(everyone, -1), everyone, obs)
         # Views of every step, made once: to index costs as much as to copy.
         obs_rows = zip(*(self.rollout.obs[key].unbind() for key in self._actor.keys), strict=True)
         fields = (self._noise, self.rollout.action, self.rollout.reward)
-        self._rows = list(zip(*(x.unbind() for x in fields), obs_rows, strict=False))
+        kept: list[Tensor | None] = [None] * num_steps
+        if self.rollout.state is not None:
+            kept[::sequence_length] = self.rollout.state.unbind()
+        self._rows = list(zip(*(x.unbind() for x in fields), obs_rows, kept, strict=False))
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -111,10 +132,12 @@ class Collector:
         rollout.clear()
         self._noise.normal_(generator=self.generator)
         try:
-            for t, (noise, action, reward, obs) in enumerate(self._rows):
+            for t, (noise, action, reward, obs, kept) in enumerate(self._rows):
+                if kept is not None:
+                    kept.copy_(*self._state)
                 seen = tuple([self._now[key] for key in keys])
                 record = self._record or self._make_record(seen, noise, obs, action)
-                step = self.env.step(record(seen, noise, obs, action))
+                step = self.env.step(record(seen, noise, obs, action, self._state))
                 self._now = step.obs
                 reward.copy_(step.reward)
                 if step.duration is not None:
@@ -125,10 +148,14 @@ class Collector:
         except Exception:
             self._check_finite(taken)  # a NaN on the way to an env is the better explanation
             raise
-        for key, x in self._now.items():
-            rollout.obs[key][-1] = x
+        for key, stored in rollout.obs.items():
+            stored[-1] = self._now[key]
+        for state in self._state:
+            rollout.last_state = state.clone()
         self._check_finite(taken)
         self.decisions += rollout.size
+        if self._deferred is not None:
+            self._take_in(self._deferred.take(rollout.ended))
         self.global_step += rollout.size if rollout.duration is None else int(rollout.duration.sum())
         return rollout
 
@@ -137,7 +164,7 @@ class Collector:
         self._record = self._actor
         if self._flat is not None:
             try:
-                self._record = compile_actor(self._actor, self._flat, seen, noise, obs, action)
+                self._record = compile_actor(self._actor, self._flat, seen, noise, obs, action, self._state)
             except Exception as error:  # the compiler and the toolchain raise whatever they like
                 report_failure("policy", error)
                 self.no_toolchain = is_toolchain_failure(error)
@@ -146,14 +173,22 @@ class Collector:
     def _end_episodes(self, t: int, step: Step) -> None:
         self.rollout.terminated[t] = step.terminated
         self.rollout.truncated[t] = step.truncated
-        ended = step.ended
-        assert step.final_obs is not None
-        self.episodes.add(step.episodes.return_[ended].tolist(), step.episodes.length[ended].tolist())
-        rows = ended.nonzero().squeeze(-1)
-        self._check_obs(t, {key: x[rows] for key, x in as_stored(step.final_obs).items()}, rows)
-        cut = rows[(step.truncated & ~step.terminated)[rows]]
-        if len(cut):
-            self.rollout.add_final(t, cut, step.final_obs)
+        state = self._state[0] if self._state else None
+        if self._deferred is not None:
+            self._deferred.keep(t, step, state)
+        else:
+            self._take_in(Endings.of_step(t, step, state))
+        if state is not None:
+            state.masked_fill_(step.ended.to(state.device)[:, None], 0.0)
+
+    def _take_in(self, ends: Endings) -> None:
+        self.episodes.add(ends.return_.tolist(), ends.length.tolist())
+        self._check_obs(ends.time, ends.env, ends.final_obs)
+        if bool(ends.cut.any()):
+            index = (ends.time * self.env.num_envs + ends.env)[ends.cut]
+            final_obs = {key: x[ends.cut] for key, x in ends.final_obs.items()}
+            state = None if ends.state is None else ends.state[ends.cut.to(ends.state.device)]
+            self.rollout.add_final(index, final_obs, state)
 
     def _put_duration(self, t: int, duration: Tensor) -> None:
         if self.rollout.duration is None:
@@ -171,10 +206,11 @@ class Collector:
         if bad:
             self._raise(*min(bad))
 
-    def _check_obs(self, t: int, obs: dict[str, Tensor], envs: Tensor) -> None:
+    def _check_obs(self, times: Tensor, envs: Tensor, obs: dict[str, Tensor]) -> None:
         for key, x in obs.items():
             for row, *place in _non_finite(x).tolist():
-                self._raise(t, int(envs[row]), f"an observation {key!r} with {float(x[(row, *place)])}")
+                what = f"an observation {key!r} with {float(x[(row, *place)])}"
+                self._raise(int(times[row]), int(envs[row]), what)
 
     def _raise(self, t: int, env: int, what: str) -> None:
         duration, taken = self.rollout.duration, (t + 1) * self.env.num_envs
@@ -188,7 +224,7 @@ class Collector:
         )
 
     def get_state(self) -> dict[str, Any]:
-        """Generator, counters, episode statistics and the observation to act on next."""
+        """Generator, counters, episode statistics, the observation to act on next and the memory of those before."""
         return {
             "generator": self.generator.get_state(),
             "global_step": self.global_step,
@@ -199,6 +235,7 @@ class Collector:
                 "count": self.episodes.count,
             },
             "obs": {key: x.clone() for key, x in self._now.items()},
+            "memory": [state.clone() for state in self._state],
         }
 
     def set_state(self, state: dict[str, Any], *, new_episodes_seed: int | None) -> bool:
@@ -213,6 +250,8 @@ class Collector:
         self.episodes.lengths.extend(episodes["lengths"])
         self.episodes.count = episodes["count"]
         self._now = state["obs"] if new_episodes_seed is None else self.env.reset(new_episodes_seed)
+        for ours, saved in zip(self._state, state["memory"], strict=True):
+            ours.copy_(saved if new_episodes_seed is None else torch.zeros_like(saved))
         return same_device
 
 

@@ -95,9 +95,9 @@ class Examiner:
     def _record(self, step: int, run_dir: Path, hold: Hold) -> None:
         from proxima.evaluate.video import record, video_path
 
-        env = self.config.env
+        env, policy = self.config.env, LoadedPolicy(copy.deepcopy(self.policy).cpu())
         record(
-            LoadedPolicy(copy.deepcopy(self.policy).cpu()).act,
+            policy.act,
             env.env,
             path=video_path(run_dir, env.env, step),
             env_kwargs=env.env_kwargs,
@@ -105,6 +105,7 @@ class Examiner:
             seed=self.config.run.seed,
             length=self.config.evaluation.video_length,
             hold=hold,
+            on_reset=policy.reset,
         )
 
     def get_state(self) -> dict[str, Any]:

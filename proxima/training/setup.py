@@ -32,6 +32,7 @@ def build_env(config: Config) -> VecEnv:
         num_workers=env.num_workers,
         spread_episodes=env.spread_episodes,
         num_threads=config.run.num_threads and min(config.run.num_threads, available_cores()),
+        device=str(choose_device(config, images=True)),  # those that can live on a GPU do where there is one
     )
 
 
@@ -90,7 +91,8 @@ def choose_threads(config: Config, *, images: bool) -> Threads:
     apart, it has one.
     """
     cores = available_cores()
-    product = config.ppo.minibatch_size * max(config.policy.hidden_sizes) ** 2
+    widths = [*config.policy.hidden_sizes, config.policy.memory_size if config.policy.memory != "none" else 0]
+    product = config.ppo.minibatch_size * max(widths) ** 2
     wanted = config.run.num_threads or (cores if images else 1 + product // _PRODUCT_OF_A_THREAD)
     learn = min(wanted, cores)
     return Threads(act=learn if images else 1, learn=learn)

@@ -65,7 +65,7 @@ class Trainer:
         self.env.hold = self.hold_schedule.at(0.0)
         iterations = max(1, round(config.num_iterations / self.hold_schedule.steps_a_decision()))
         images = setup.has_images(self.spec)
-        self.device = setup.choose_device(config, images=images)
+        self.device = setup.choose_device(config, images=images or self.env.device.type == "cuda")
         setup.check_precision(config, self.device)
         self.threads = setup.choose_threads(config, images=images)
         if config.run.num_threads is not None and config.run.num_threads > self.threads.learn:
@@ -88,6 +88,7 @@ class Trainer:
             env_seed=run.seed,
             seed=stream_seed(run.seed, "actions"),
             flat=self.learner.flat if setup.compiles_actor(config, self.device, iterations) else None,
+            sequence_length=config.sequence_length,
         )
         self.examiner = Examiner(config, self.policy, step=0)
         self.iteration = 0
@@ -170,7 +171,7 @@ class Trainer:
         times.append(time.perf_counter())
         metrics = self.learner.update(batch, rollout)
         # After the update, so that the first probability ratio of the next one is exactly 1.
-        self.policy.normalizer.update(rollout.flat_obs())
+        self.policy.normalizer.update(rollout.step_obs())
         times.append(time.perf_counter())
         self.iteration += 1
         collect, advantage, update = (after - before for before, after in pairwise(times))

@@ -13,16 +13,25 @@ from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.spec import ActionSpec, ObsSpec, Spec
 
 BOX = ActionSpec("box", (2,), (-1.0, -1.0), (1.0, 1.0))
+DISCRETE = ActionSpec("discrete", (4,))
+SEQUENCES = {"memory_size": 8, "hidden_sizes": [8], "minibatch_size": 4}
 KINDS: dict[str, tuple[ActionSpec, dict[str, Any]]] = {
     "gaussian": (BOX, {}),
     "fixed std": (BOX, {"std_mode": "fixed"}),
     "state std": (BOX, {"std_mode": "state"}),
     "tanh": (BOX, {"distribution": "tanh_gaussian"}),
     "beta": (BOX, {"distribution": "beta"}),
-    "discrete": (ActionSpec("discrete", (4,)), {}),
+    "discrete": (DISCRETE, {}),
     "multi_discrete": (ActionSpec("multi_discrete", (3, 2)), {}),
     "multi_binary": (ActionSpec("multi_binary", (3,)), {}),
     "shared": (BOX, {"share_trunk": "on"}),
+    "gru": (BOX, {"memory": "gru", **SEQUENCES, "bptt_length": 4}),
+    "lstm, two layers, discrete": (DISCRETE, {"memory": "lstm", "memory_layers": 2, **SEQUENCES, "bptt_length": 1}),
+    "two memories, padded": (BOX, {"memory": "gru", "share_trunk": "off", **SEQUENCES, "bptt_length": 5}),
+    "lstm, whole rollouts, beta": (
+        BOX,
+        {"memory": "lstm", "distribution": "beta", **SEQUENCES, "minibatch_size": 2, "bptt_length": 16},
+    ),
 }
 IMAGE = {"image": ObsSpec((12, 12, 3), "uint8"), "state": ObsSpec((4,), "float32")}
 
@@ -38,17 +47,33 @@ def make(
     policy = ActorCritic(spec, config.policy, config.normalize)
     generator = torch.Generator().manual_seed(1)
     first = {key: draw(o) for key, o in spec.obs.items()}
-    example, _ = policy.act(first)
-    rollout = Rollout(num_steps=16, num_envs=4, obs=first, action=example, device=torch.device("cpu"))
+    rollout = Rollout(
+        num_steps=16,
+        num_envs=4,
+        obs=first,
+        action=policy.act(first)[0],
+        device=torch.device("cpu"),
+        sequence_length=config.sequence_length,
+        state_size=policy.state_size,
+    )
+    rollout.terminated[5, 1] = rollout.truncated[9, 2] = True
+    state = policy.first_state(4)
     for t in range(17):
         for key, o in spec.obs.items():
             rollout.obs[key][t] = draw(o)
-        if t < 16:
-            now = {key: x[t] for key, x in rollout.obs.items()}
-            rollout.action[t], _ = policy.act(now, torch.randn(4, policy.noise_size, generator=generator))
-            rollout.reward[t] = torch.randn(4)
-    rollout.terminated[5, 1] = rollout.truncated[9, 2] = True
-    rollout.add_final(9, torch.tensor([2]), {key: draw(o) for key, o in spec.obs.items()})
+        if t == 16:
+            break
+        if rollout.state is not None and t % config.sequence_length == 0:
+            rollout.state[t // config.sequence_length] = state
+        now = {key: x[t] for key, x in rollout.obs.items()}
+        noise = torch.randn(4, policy.noise_size, generator=generator)
+        rollout.action[t], _, state = policy.act(now, noise, state)
+        rollout.reward[t] = torch.randn(4)
+        if t == 9:
+            final = {key: draw(o)[2:3] for key, o in spec.obs.items()}
+            rollout.add_final(torch.tensor([9 * 4 + 2]), final, None if state is None else state[2:3])
+        if state is not None:
+            state = rollout.last_state = state.masked_fill(rollout.ended[t][:, None], 0.0)
     return Learner(policy, config, device=torch.device("cpu"), seed=3), rollout, policy
 
 
@@ -61,8 +86,8 @@ def draw(spec: ObsSpec) -> torch.Tensor:
 def first_metrics(learner: Learner, rollout: Rollout) -> dict[str, float]:
     """Metrics of the first minibatch, before anything has moved."""
     batch = learner.prepare(rollout)
-    data = [batch.action, batch.old_log_prob, batch.old_value, batch.advantage, batch.return_]
-    _, values = learner._step(learner.state, learner.learning_rate, batch.obs, data, torch.arange(16))
+    index = torch.randperm(rollout.num_sequences)[: learner.config.ppo.minibatch_size]
+    _, values = learner._step(learner.state, learner.learning_rate, batch.obs, batch.data(), index)
     return dict(zip(STEP_METRICS, values.tolist(), strict=True))
 
 
@@ -70,7 +95,7 @@ def first_metrics(learner: Learner, rollout: Rollout) -> dict[str, float]:
 def test_the_first_ratio_is_one(kind: str) -> None:
     action, options = KINDS[kind]
     learner, rollout, policy = make(action, **options)
-    policy.normalizer.update(rollout.flat_obs())
+    policy.normalizer.update(rollout.step_obs())
     metrics = first_metrics(learner, rollout)
     assert abs(metrics["approx_kl"]) < 1e-9 and metrics["clip_fraction"] == 0.0
 
@@ -85,11 +110,11 @@ def test_a_normaliser_that_moves_before_the_update_would_show() -> None:
     """The guard above can fail: statistics that change between acting and learning move the ratio."""
     learner, rollout, policy = make()
     batch = learner.prepare(rollout)
-    policy.normalizer.update({"obs": rollout.flat_obs()["obs"] * 3 + 1})
-    moved = policy.normalizer(rollout.flat_obs())
+    seen = rollout.step_obs()["obs"].flatten(0, 1)
+    policy.normalizer.update({"obs": seen * 3 + 1})
     with torch.no_grad():
-        distribution, _ = policy(moved)
-    assert float((distribution.log_prob(batch.action) - batch.old_log_prob).abs().max()) > 1e-4
+        distribution, _ = policy(policy.normalizer({"obs": seen}))
+    assert float((distribution.log_prob(batch.action[0]) - batch.old_log_prob[0]).abs().max()) > 1e-4
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -105,8 +130,17 @@ def test_every_kind_updates_to_finite_weights(kind: str) -> None:
     assert metrics["epochs"] == 2 and metrics["gradient_norm"] > 0
 
 
-def test_each_epoch_visits_every_sample_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    learner, rollout, _ = make(minibatch_size=15, gradient_accumulation=2, update_epochs=3)
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({"minibatch_size": 15}, [22, 21, 21]),
+        ({"memory": "gru", "memory_size": 4, "bptt_length": 5, "minibatch_size": 3}, [6, 5, 5]),
+    ],
+)
+def test_each_epoch_visits_every_sample_once(
+    options: dict[str, Any], sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner, rollout, _ = make(gradient_accumulation=2, update_epochs=3, **options)
     seen: list[torch.Tensor] = []
 
     def record(state: Any, _rate: Any, _obs: Any, _data: Any, index: torch.Tensor) -> tuple[Any, torch.Tensor]:
@@ -115,15 +149,21 @@ def test_each_epoch_visits_every_sample_once(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(learner, "_step", record)
     learner.update(learner.prepare(rollout), rollout)
-    assert [len(index) for index in seen] == 3 * [22, 21, 21]
-    epochs = torch.cat(seen).view(3, 64)
-    assert torch.equal(epochs.sort(1).values, torch.arange(64).expand(3, 64))
-    assert not torch.equal(epochs[0], epochs[1])
+    assert [len(index) for index in seen] == 3 * sizes
+    steps = torch.arange(64).view(16, 4)
+    samples = [rollout.sequences(steps)[:, torch.cat(seen[n : n + len(sizes)])] for n in (0, len(sizes))]
+    weight = rollout.weight()
+    for epoch, order in zip(samples, (seen[: len(sizes)], seen[len(sizes) : 2 * len(sizes)]), strict=True):
+        kept = epoch if weight is None else epoch[weight[:, torch.cat(order)] > 0]
+        assert kept.flatten().sort().values.tolist() == list(range(64))
+    assert not torch.equal(samples[0], samples[1])
 
 
-def test_accumulated_minibatches_equal_one_large_one() -> None:
-    large, rollout, _ = make(normalize_advantage="off", minibatch_size=64, update_epochs=1)
-    small, same, _ = make(normalize_advantage="off", minibatch_size=16, gradient_accumulation=4, update_epochs=1)
+@pytest.mark.parametrize(("all_", "memory"), [(64, {}), (16, {"memory": "lstm", "memory_size": 8, "bptt_length": 5})])
+def test_accumulated_minibatches_equal_one_large_one(all_: int, memory: dict[str, Any]) -> None:
+    options = {"normalize_advantage": "off", "update_epochs": 1, **memory}
+    large, rollout, _ = make(minibatch_size=all_, **options)
+    small, same, _ = make(minibatch_size=all_ // 4, gradient_accumulation=4, **options)
     large.update(large.prepare(rollout), rollout)
     small.update(small.prepare(same), same)
     torch.testing.assert_close(large.state.param, small.state.param, rtol=1e-4, atol=1e-6)
@@ -198,8 +238,10 @@ def test_state_dict_restores_the_optimizer_and_the_generator() -> None:
     assert torch.equal(one.state.param, two.state.param)
 
 
-COMPILED = KINDS | {
-    "images and more": (ActionSpec("discrete", (4,)), {"obs": IMAGE}),
+COMPILED = {kind: case for kind, case in KINDS.items() if "memory" not in case[1]} | {
+    "two gru memories, padded": (BOX, {"memory": "gru", "share_trunk": "off", **SEQUENCES, "bptt_length": 3}),
+    "lstm, discrete": (DISCRETE, {"memory": "lstm", "memory_layers": 2, **SEQUENCES, "bptt_length": 2}),
+    "images and more": (DISCRETE, {"obs": IMAGE}),
     "shared": (BOX, {"share_trunk": "on", "minibatch_size": 15}),  # minibatches of two sizes
 }
 
@@ -214,6 +256,14 @@ def test_compiled_agrees_with_eager(kind: str) -> None:
     assert compiled.compiled, "the compiler did not work"
     torch.testing.assert_close(eager.state.param, compiled.state.param, rtol=1e-3, atol=2e-5)
     assert one["policy_loss"] == pytest.approx(two["policy_loss"], abs=1e-4)
+
+
+def test_sequences_that_are_too_long_to_unroll_are_not_compiled(caplog: pytest.LogCaptureFixture) -> None:
+    options = {"memory": "gru", "num_steps": 200, "bptt_length": 200, "compile": "on", "minibatch_size": 2}
+    config = load_config(None, options)
+    policy = ActorCritic(Spec({"obs": ObsSpec((2,), "float32")}, BOX), config.policy, config.normalize)
+    assert not Learner(policy, config, device=torch.device("cpu"), seed=0).compiled
+    assert "The learner is not compiled (bptt_length is 200, and more than 128" in caplog.text
 
 
 def test_without_a_compiler_the_run_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,7 +18,7 @@ def test_floats_are_stored_in_single_precision_and_images_as_bytes() -> None:
 def test_clear_forgets_what_ended() -> None:
     rollout = make()
     rollout.terminated[0, 0] = rollout.truncated[1, 1] = True
-    rollout.add_final(1, torch.tensor([1]), {key: x[0] for key, x in rollout.obs.items()})
+    rollout.add_final(torch.tensor([3]), {key: x[0, 1:] for key, x in rollout.obs.items()})
     rollout.clear()
     assert not rollout.ended.any() and len(rollout.final_index) == 0
 
@@ -26,10 +26,40 @@ def test_clear_forgets_what_ended() -> None:
 def test_final_observations_keep_their_place() -> None:
     rollout = make()
     final = {"obs": torch.tensor([[0.0] * 3, [1.0] * 3]), "image": torch.ones(2, 4, 4, 1, dtype=torch.uint8)}
-    rollout.add_final(0, torch.tensor([1]), final)
-    rollout.add_final(3, torch.tensor([0, 1]), final)
+    rollout.add_final(torch.tensor([1]), {key: x[1:] for key, x in final.items()})
+    rollout.add_final(torch.tensor([6, 7]), final)
     assert rollout.final_index.tolist() == [1, 6, 7]
     assert rollout.bootstrap_obs()["obs"][2:, 0].tolist() == [1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 7, 9])
+def test_sequences_hold_the_steps_of_one_env_in_order(length: int) -> None:
+    steps, envs = 7, 2
+    rollout = Rollout(
+        num_steps=steps,
+        num_envs=envs,
+        obs={"obs": torch.zeros(envs, 1)},
+        action=torch.zeros(envs, 1),
+        device=torch.device("cpu"),
+        sequence_length=min(length, steps),
+    )
+    x = torch.arange(steps * envs).view(steps, envs)
+    sequences, weight = rollout.sequences(x), rollout.weight()
+    assert sequences.shape == (min(length, steps), rollout.num_sequences)
+    assert torch.equal(rollout.steps(sequences), x)
+    kept = torch.ones_like(sequences, dtype=torch.bool) if weight is None else weight.bool()
+    assert (weight is None) == (steps % min(length, steps) == 0)
+    assert sequences[kept].sort().values.tolist() == list(range(steps * envs))
+    for q in range(rollout.num_sequences):
+        column = sequences[:, q][kept[:, q]]
+        assert torch.equal(column, column[0] + envs * torch.arange(len(column)))
+        assert int(column[0]) == q // envs * min(length, steps) * envs + q % envs
+
+
+def test_episodes_begin_after_those_that_ended() -> None:
+    rollout = make()
+    rollout.terminated[1, 0] = rollout.truncated[4, 1] = True
+    assert rollout.start.nonzero().tolist() == [[2, 0]]
 
 
 @pytest.mark.parametrize(("size", "parts"), [(64, 4), (10, 3), (7, 7)])

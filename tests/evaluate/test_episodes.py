@@ -19,6 +19,7 @@ from proxima.nets.spec import Spec
 from proxima.training.trainer import TrainResult
 
 SMALL = {"num_envs": 2, "num_steps": 64, "minibatch_size": 64, "update_epochs": 1, "total_timesteps": 256}
+MEMORY = {"memory": "gru", "memory_size": 8, "hidden_sizes": [8], "bptt_length": 8, "minibatch_size": 8}
 QUIET = {"compile": "off", "tensorboard": False, "progress": False}
 
 
@@ -48,13 +49,15 @@ def register() -> None:
     gym.register("Chance-v0", Chance)
 
 
-def test_deterministic_episodes_equal_the_env_stepped_by_hand() -> None:
-    result = short_run("Hopper-v5")
+@pytest.mark.parametrize("memory", [{}, MEMORY, MEMORY | {"share_trunk": "off"}])
+def test_deterministic_episodes_equal_the_env_stepped_by_hand(memory: dict[str, Any]) -> None:
+    result = short_run("Hopper-v5", **memory)
     found = evaluate(result.run_dir, episodes=3, seed=5)
     policy = load_policy(result.run_dir)
     for i, episode in enumerate(found.episodes):
         env = gym.make("Hopper-v5")
         obs, _ = env.reset(seed=5 + i)
+        policy.reset()
         total, length, over = 0.0, 0, False
         while not over:
             obs, reward, terminated, truncated, _ = env.step(policy.act(obs))
@@ -79,8 +82,37 @@ def test_every_env_runs_as_many_episodes_and_success_is_reported(mode: str) -> N
     assert all(episode.terminated for episode in episodes)
 
 
-def test_a_trace_holds_every_step_in_the_units_of_the_reward() -> None:
-    result = short_run("InvertedPendulum-v5", normalize_reward=True)
+def test_the_memory_is_empty_where_an_episode_begins() -> None:
+    policy = short_run("Hopper-v5", **MEMORY).policy
+    act, seen = policy.act, []
+
+    def watched(obs: Any, noise: Any, state: Any) -> Any:
+        seen.append(state)
+        return act(obs, noise, state)
+
+    policy.act = watched  # type: ignore[method-assign]
+    episodes = run_episodes(policy, make_env("Hopper-v5"), episodes=3, seed=5, deterministic=True)
+    first, second, _ = (episode.length for episode in episodes)
+    assert [t for t, state in enumerate(seen) if not state.any()] == [0, first, first + second]
+
+
+def test_a_loaded_policy_remembers_until_it_is_reset() -> None:
+    policy = load_policy(short_run("Hopper-v5", **MEMORY).run_dir)
+    obs = np.random.default_rng(0).normal(size=(2, 11))
+    first, second = policy.act(obs), policy.act(obs)
+    assert not np.allclose(first, second)
+    policy.reset(np.array([True, False]))
+    third = policy.act(obs)
+    assert np.allclose(third[0], first[0]) and not np.allclose(third[1], first[1])
+    with pytest.raises(UsageError, match=r"remembers 2 envs, but was given 1 observations: call reset\(\)"):
+        policy.act(obs[0])
+    policy.reset()
+    assert np.allclose(policy.act(obs[0]), first[0])
+
+
+@pytest.mark.parametrize("memory", [{}, MEMORY | {"share_trunk": "off"}])
+def test_a_trace_holds_every_step_in_the_units_of_the_reward(memory: dict[str, Any]) -> None:
+    result = short_run("InvertedPendulum-v5", normalize_reward=True, **memory)
     found = evaluate(result.run_dir, episodes=2, trace=True, deterministic=False)
     policy = load_policy(result.run_dir).policy
     assert float(policy.return_scale) != 1.0
@@ -88,7 +120,10 @@ def test_a_trace_holds_every_step_in_the_units_of_the_reward() -> None:
         trace = episode.trace
         assert len(trace.reward) == len(trace.value) == len(trace.action) == len(trace.entropy) == episode.length
         assert trace.reward.sum() == pytest.approx(episode.return_)
-        value = policy.value({"obs": torch.tensor(trace.obs["obs"])}) * policy.return_scale
+        obs, state = {"obs": torch.tensor(trace.obs["obs"])}, policy.first_state(1)
+        start = None if state is None else torch.zeros(episode.length, dtype=torch.bool)
+        with torch.no_grad():
+            value = policy.critic(policy.normalizer(obs), state, start) * policy.return_scale
         np.testing.assert_allclose(trace.value, value.detach().numpy(), rtol=1e-4)
 
 

@@ -16,7 +16,7 @@ from proxima import checkpoint, load_policy, train
 from proxima.cli import main
 from proxima.config import load_config
 from proxima.errors import UsageError
-from proxima.evaluate.export import export
+from proxima.evaluate.export import export, signature
 from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.spec import Spec
 
@@ -133,6 +133,37 @@ def test_the_command_exports_a_real_run_quietly(
         described = [(x.name, x.shape, x.type) for x in (*session.get_inputs(), *session.get_outputs())]
         assert described == [("obs", ["batch", 4], "tensor(float)"), ("action", ["batch"], "tensor(int64)")]
         assert str(Path(torch.__file__).parent).encode() not in file.read_bytes()
+
+
+@pytest.mark.parametrize("format", RUNTIMES)
+@pytest.mark.parametrize("memory", ["gru", "lstm"])
+def test_the_state_of_a_memory_goes_in_and_out(memory: str, format: str, tmp_path: Path) -> None:
+    obs = {"state": VECTOR, "mass": spaces.Box(0.0, 1.0, (2,))}  # a key that is called as the state would be
+    options = {"memory": memory, "memory_size": 6, "memory_layers": 2, "share_trunk": "off"}
+    options |= {"encoders": {"state": {"widths": [8]}, "mass": {"use": "critic"}}}
+    folder = save(tmp_path, obs, spaces.Box(-2.0, 3.0, (2,)), options)
+    policy, file = load_policy(folder), export(folder, format=format)
+    size = 24 if memory == "lstm" else 12
+    shown = [line.split() for line in signature(folder).splitlines()]
+    assert [(row[0], row[1]) for row in shown] == [
+        ("input", "state"),
+        ("input", "state_"),
+        ("output", "action"),
+        ("output", "next_state"),
+    ]
+    for count in (1, 50):
+        state = np.zeros((count, size), np.float32)
+        policy.reset()
+        for step in range(5):
+            seen = {"state": np.random.default_rng(step).normal(size=(count, 5)).astype(np.float32)}
+            if format == "onnx":
+                session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+                action, state = session.run(None, {**seen, "state_": state})
+            else:
+                action, after = torch.jit.load(file)({"state": torch.tensor(seen["state"])}, torch.tensor(state))
+                action, state = action.numpy(), after.numpy()
+            np.testing.assert_allclose(action, policy.act(seen), rtol=0, atol=1e-5)
+        assert state.shape == (count, size) and state.any()
 
 
 def test_bad_input_is_one_line(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from proxima.errors import UsageError
 from proxima.evaluate import headless
 from proxima.evaluate.camera import follow
 from proxima.evaluate.mp4 import Mp4Writer
-from proxima.evaluate.video import record, watch
+from proxima.evaluate.video import _play, record, watch
 
 
 class Painter(gym.Env):
@@ -256,3 +256,16 @@ def test_the_command_records_into_the_run_and_still_evaluates(
         assert main(["evaluate", "runs/Painter-v0", *flags]) == 2
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1
+
+
+def test_a_policy_is_told_where_episodes_begin() -> None:
+    calls: list[str] = []
+    env = gym.make("CartPole-v1", max_episode_steps=5)
+
+    def act(_: Any) -> int:
+        calls.append("act")
+        return 0
+
+    for _ in _play(env, act, lambda: calls.append("reset"), seed=0, length=10):
+        pass
+    assert calls == ["reset", *["act"] * 5, "reset", *["act"] * 5]

@@ -25,6 +25,12 @@ CASES: dict[str, tuple[dict[str, ObsSpec], ActionSpec, dict[str, Any]]] = {
     "beta": (VECTOR, BOX, {"distribution": "beta"}),
     "multi_binary": (VECTOR, ActionSpec("multi_binary", (3,)), {}),
     "images and more": (TWO, ActionSpec("multi_discrete", (3, 2)), {}),
+    "gru": (VECTOR, BOX, {"memory": "gru", "memory_size": 8}),
+    "two lstms, discrete": (
+        VECTOR,
+        ActionSpec("discrete", (4,)),
+        {"memory": "lstm", "memory_size": 8, "memory_layers": 2, "share_trunk": "off"},
+    ),
 }
 
 
@@ -41,23 +47,26 @@ def make(obs: dict[str, ObsSpec], action: ActionSpec, options: dict[str, Any]) -
         for o in obs.values()
     )
     stored = tuple(torch.zeros(x.shape, dtype=torch.uint8 if x.dtype == torch.uint8 else torch.float32) for x in seen)
-    raw, _ = policy.act(dict(zip(obs, stored, strict=True)))
-    arguments = (seen, torch.randn(3, policy.noise_size), stored, torch.zeros_like(raw))
+    raw = policy.act(dict(zip(obs, stored, strict=True)))[0]
+    state = (torch.randn(3, policy.state_size),) if policy.state_size else ()
+    arguments = (seen, torch.randn(3, policy.noise_size), stored, torch.zeros_like(raw), state)
     return Actor(policy, torch.device("cpu")), FlatParameters(policy), arguments
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_compiled_acts_and_stores_as_the_policy_does(case: str) -> None:
-    actor, flat, (seen, noise, obs, action) = make(*CASES[case])
-    compiled = compile_actor(actor, flat, seen, noise, obs, action)
+    actor, flat, (seen, noise, obs, action, state) = make(*CASES[case])
+    compiled = compile_actor(actor, flat, seen, noise, obs, action, state)
+    other = tuple(x.clone() for x in state)
     with torch.no_grad():
         for _ in range(2):
-            found = compiled(seen, noise, obs, action)
+            found = compiled(seen, noise, obs, action, state)
             for stored, x in zip(obs, seen, strict=True):
                 assert torch.equal(stored, x.to(stored.dtype))
             found_raw = action.clone()
-            expected = actor(seen, noise, obs, action)
+            expected = actor(seen, noise, obs, action, other)
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(state, other, rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(found_raw, action, rtol=1e-4, atol=1e-5)
             # It must follow the learner's steps and the normaliser, which change in place.
             flat.vector.mul_(1.5)
@@ -67,12 +76,12 @@ def test_compiled_acts_and_stores_as_the_policy_does(case: str) -> None:
 
 
 def test_an_observation_in_another_form_is_understood() -> None:
-    actor, flat, (seen, noise, obs, action) = make(*CASES["gaussian"])
-    compiled = compile_actor(actor, flat, seen, noise, obs, action)
+    actor, flat, (seen, noise, obs, action, state) = make(*CASES["gaussian"])
+    compiled = compile_actor(actor, flat, seen, noise, obs, action, state)
     with torch.no_grad():
-        expected = compiled(seen, noise, obs, action).clone()
+        expected = compiled(seen, noise, obs, action, state).clone()
         for other in (seen[0].float().double().t().contiguous().t(), seen[0].to(torch.float32)):
-            found = compiled((other,), noise, obs, action)
+            found = compiled((other,), noise, obs, action, state)
             torch.testing.assert_close(obs[0], seen[0].float())
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 

@@ -45,6 +45,7 @@ SCRIPT = "import sys; from tests import probes; probes.register(); from proxima.
 ROOT = Path(__file__).parents[2]
 FILES = ("agent.pt", "optimizer.pt", "training_state.pt")
 METADATA = {"config": {}, "spec": {}, "iteration": 0, "global_step": 0, "lineage": []}
+MEMORY = {"memory": "gru", "memory_size": 8, "hidden_sizes": [8], "bptt_length": 8, "minibatch_size": 4}
 CASES: dict[str, dict[str, Any]] = {
     "batch": {"env": "Hopper-v5"},
     "batch, contact forces": {"env": "Ant-v5"},
@@ -71,6 +72,11 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "held at random": {"env": "Walker2d-v5", "action_hold_random": "0.008 0.05"},
     "held at random, sync": {"env": "Hopper-v5", "vec_env_mode": "sync", "action_hold_random": "0.008 0.05"},
+    "memory, batch": {"env": "Hopper-v5", **MEMORY},
+    "memory, padded, sync": {"env": "CartPole-v1", **MEMORY, "memory": "lstm", "bptt_length": 5, "num_steps": 33},
+    "memory, async": {"env": "Hopper-v5", **MEMORY, "vec_env_mode": "async", "share_trunk": "off"},
+    "memory, compiled": {"env": "Hopper-v5", **MEMORY, "bptt_length": 2, "num_steps": 32, "compile": "on"},
+    "memory, tensors": {"env": "proxima/SyntheticQuadruped-v0", **MEMORY},
     "all normalised, adaptive": {"env": "Walker2d-v5", "lr_schedule": "adaptive", "recompute_advantage": True},
 }
 
@@ -128,7 +134,12 @@ def wait_for_checkpoint(folder: Path, process: subprocess.Popen[str], count: int
 def test_killed_in_mid_iteration_and_resumed_equals_uninterrupted(
     case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = SMALL | {"total_timesteps": 128 * 20} | CASES[case]
+    options = SMALL | CASES[case]
+    options = (
+        {"total_timesteps": options["num_envs"] * options["num_steps"] * 20}
+        | CASES[case]
+        | {name: value for name, value in options.items() if name != "total_timesteps"}
+    )
     whole = train(name="whole", **options)
     assert "not compiled" not in caplog.text
     process = start("train", "--name", "cut", "--checkpoint-freq", "1", *flags(options))

@@ -1,0 +1,121 @@
+"""Small worlds of our own on tensors: a stand-in for a quadruped, and a task that only a memory solves."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from proxima.envs.base import Obs
+from proxima.envs.tensor_env import SingleEnv, TensorVecEnv, World
+from proxima.errors import UsageError
+
+JOINTS, SCANDOTS = 12, 132
+
+
+class SyntheticQuadruped(TensorVecEnv):
+    """The spaces of a quadruped on terrain, without its physics: 48 + 132 + 3 numbers in, 12 joint targets out.
+
+    Joints follow their targets with a lag. Four of them move it forwards, four sideways and four turn it, uphill more
+    slowly; unequal sides tip it over. It is paid for moving as commanded, and its velocity is not observed.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.step_seconds = 0.02
+        sizes = {"proprioception": 48, "scandots": SCANDOTS, "commands": 3}
+        self.observation_space = spaces.Dict({k: spaces.Box(-np.inf, np.inf, (n,)) for k, n in sizes.items()})
+        self.action_space = spaces.Box(-1.0, 1.0, (JOINTS,))
+        self._side = torch.tensor([1.0, -1.0], device=self.device).repeat(JOINTS // 2)
+
+    def _begin(self) -> World:
+        drawn = 2.0 * self.random(3 + 2 * JOINTS + SCANDOTS) - 1.0
+        commands, joint, terrain = drawn[:, :3], 0.1 * drawn[:, 3 : 3 + JOINTS], 0.1 * drawn[:, 3 + 2 * JOINTS :]
+        zeros = torch.zeros_like(joint)
+        return {
+            "commands": 0.8 * commands,
+            "joint": joint,
+            "joint_velocity": zeros,
+            "action": zeros,
+            "velocity": zeros[:, :3],
+            "tilt": zeros[:, :3],
+            "tilt_rate": zeros[:, :3],
+            "terrain": terrain,
+        }
+
+    def _advance(self, world: World, action: Tensor) -> tuple[World, Tensor, Tensor]:
+        joint = torch.lerp(world["joint"], action, 0.3)
+        drive = joint.tanh().unflatten(-1, (3, 4)).mean(-1)  # [N, 3]
+        slope = world["terrain"].mean(-1, keepdim=True)
+        velocity = torch.lerp(world["velocity"], 1.3 * drive - slope, 0.2)
+        push = (joint * self._side).unflatten(-1, (3, 4)).mean(-1) + 0.2 * (self.random(3) - 0.5)
+        rate = 0.9 * world["tilt_rate"] + 0.05 * push - 0.02 * world["tilt"]
+        tilt = world["tilt"] + rate
+        after = {
+            "commands": world["commands"],
+            "joint": joint,
+            "joint_velocity": joint - world["joint"],
+            "action": action,
+            "velocity": velocity,
+            "tilt": tilt,
+            "tilt_rate": rate,
+            "terrain": world["terrain"].roll(1, -1),
+        }
+        error = (velocity - world["commands"]).square().sum(-1)
+        effort = (action - world["action"]).square().sum(-1)
+        return after, (-4.0 * error).exp() - 0.01 * effort, (tilt.abs() > 1.0).any(-1)
+
+    def _observe(self, world: World) -> Obs:
+        feet = (world["joint"][:, 2::3] < 0.0).float()
+        phase = 0.02 * self._length[:, None].float()
+        names = ("tilt", "tilt_rate", "joint", "joint_velocity", "action")
+        parts = [*(world[name] for name in names), feet, phase.sin(), phase.cos()]
+        return {
+            "proprioception": torch.cat(parts, -1),
+            "scandots": world["terrain"],
+            "commands": world["commands"],
+        }
+
+
+class Recall(TensorVecEnv):
+    """A sign is shown once, then `delay` random ones; at the end the first decides which of two actions pays 1.
+
+    The observation is the sign, whether it is the one to remember, and whether the answer is due.
+    """
+
+    def __init__(self, *, delay: int = 32, **options: Any) -> None:
+        if delay < 0:
+            raise UsageError(f"delay is {delay}, but it must be >= 0.")
+        super().__init__(**options)
+        self.delay = delay
+        self.observation_space = spaces.Dict({"obs": spaces.Box(-1.0, 1.0, (3,))})
+        self.action_space = spaces.Discrete(2)
+
+    def _begin(self) -> World:
+        sign = self._sign()
+        return {"cue": sign, "sign": sign}
+
+    def _advance(self, world: World, action: Tensor) -> tuple[World, Tensor, Tensor]:
+        over = self._length == self.delay + 2
+        reward = (over & (action == (world["cue"] > 0))).double()
+        return {"cue": world["cue"], "sign": self._sign()}, reward, over
+
+    def _observe(self, world: World) -> Obs:
+        due = self._length == self.delay + 1
+        columns = [torch.where(due, 0.0, world["sign"]), (self._length == 0).float(), due.float()]
+        return {"obs": torch.stack(columns, -1)}
+
+    def _sign(self) -> Tensor:
+        return torch.where(self.random(1)[:, 0] < 0.5, -1.0, 1.0)
+
+
+TASKS: dict[str, type[TensorVecEnv]] = {
+    "proxima/SyntheticQuadruped-v0": SyntheticQuadruped,
+    "proxima/Recall-v0": Recall,
+}
+
+
+def single(env_id: str, **options: Any) -> SingleEnv:
+    """One env of a task, for Gymnasium."""
+    return SingleEnv(TASKS[env_id](**options))

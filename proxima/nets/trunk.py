@@ -1,0 +1,121 @@
+"""What is under the heads: an encoder a key of the observation, and what joins their features."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxima.config import PolicyOptions
+from proxima.errors import UsageError
+from proxima.nets.encoders import CNN, MLP, is_image
+from proxima.nets.memory import Memory
+from proxima.nets.spec import ObsSpec
+from proxima.options import Option, nearest, option, options_of
+
+Obs = dict[str, Tensor]
+
+
+@dataclass
+class EncoderOptions:
+    """How one key of the observation is taken in."""
+
+    widths: list[int] = option([], at_least=1)
+    """Layers of an MLP of its own, behind the convolutions where it is an image."""
+    use: str = field(default="all")
+    """Who sees the key: all, critic (the critic alone), or none."""
+
+
+_FIELDS: dict[str, Option] = {opt.name: opt for opt in options_of("encoders", EncoderOptions)}
+_USES = ("all", "critic", "none")
+
+
+def encoder_options(encoders: Mapping[str, Any], obs: Mapping[str, ObsSpec]) -> dict[str, EncoderOptions]:
+    """The encoder of every key of the observation, from the option of that name."""
+    found = {key: EncoderOptions() for key in obs}
+    for key, given in encoders.items():
+        where = f"encoders: {key}"
+        if key not in found:
+            raise UsageError(f"encoders names {key!r}, but the observation has {', '.join(obs)}.{nearest(key, obs)}")
+        if not isinstance(given, Mapping):
+            raise UsageError(f"{where} is {given!r}, but it must be a mapping such as '{{widths: [64, 32]}}'.")
+        for name, value in given.items():
+            if name not in _FIELDS:
+                raise UsageError(f"{where}: there is no option {name!r}.{nearest(str(name), _FIELDS)}")
+            value = _FIELDS[name].parse(value, source=where)
+            if name == "use" and value not in _USES:
+                raise UsageError(f"{where}: use is {value!r}, but it must be one of {', '.join(_USES)}.")
+            found[key] = dataclasses.replace(found[key], **{name: value})
+    if all(encoder.use != "all" for encoder in found.values()):
+        raise UsageError("encoders leave the actor nothing to see: give at least one key the use all.")
+    return found
+
+
+class Encoders(nn.ModuleList):
+    """All given keys to one vector: images through a CNN, the rest as they are, then each through its own MLP."""
+
+    def __init__(self, obs: dict[str, ObsSpec], encoders: dict[str, EncoderOptions], options: PolicyOptions):
+        super().__init__(_encoder(o, encoders[key].widths, options) for key, o in obs.items())
+        self.keys_taken = list(obs)
+        self.out_features = sum(_features(o, encoders[key].widths, options) for key, o in obs.items())
+
+    def forward(self, obs: Obs) -> Tensor:
+        """`[B, *shape]` a key to `[B, features]`."""
+        encoded = [encoder(obs[key]).float() for key, encoder in zip(self.keys_taken, self, strict=True)]
+        return encoded[0] if len(encoded) == 1 else torch.cat(encoded, -1)
+
+
+class Trunk(nn.Module):
+    """All given keys to one feature vector: encoders, then a memory or an MLP."""
+
+    def __init__(self, obs: dict[str, ObsSpec], encoders: dict[str, EncoderOptions], options: PolicyOptions):
+        super().__init__()
+        orthogonal = options.orthogonal_init
+        self.encoders = Encoders(obs, encoders, options)
+        width, widths = self.encoders.out_features, options.hidden_sizes
+        self.memory: Memory | None = None
+        if options.memory != "none":
+            size, layers = options.memory_size, options.memory_layers
+            self.memory = Memory(width, kind=options.memory, size=size, layers=layers, orthogonal=orthogonal)
+            width, widths = size, []  # the hidden layers are then the heads' own
+        self.mlp = MLP(width, widths, activation=options.activation, orthogonal=orthogonal)
+        self.out_features = self.mlp.out_features
+
+    @property
+    def state_size(self) -> int:
+        """Numbers that the memory carries for an env; 0 without one."""
+        return self.memory.state_size if self.memory else 0
+
+    def forward(self, obs: Obs, state: Tensor | None = None, start: Tensor | None = None) -> Tensor:
+        """`[B, *shape]` a key to `[B, features]`; with `start`, sequences `[L * B, ...]` as `Memory` has them."""
+        if start is None:
+            return self.step(obs, state)[0]
+        assert self.memory is not None and state is not None
+        return self.memory.sequence(self.encoders(obs), state, start)
+
+    def step(self, obs: Obs, state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Features `[B, features]` of one step, and the state after it; no state is that of an episode's beginning."""
+        x = self.encoders(obs)
+        if self.memory is None:
+            return self.mlp(x), None
+        return self.memory.step(x, x.new_zeros(len(x), self.state_size) if state is None else state)
+
+
+def _encoder(spec: ObsSpec, widths: list[int], options: PolicyOptions) -> nn.Module:
+    orthogonal = options.orthogonal_init
+    first: nn.Module = nn.Flatten(1)
+    if is_image(spec.shape):
+        first = CNN(spec.shape, features=options.cnn_features, orthogonal=orthogonal)
+    if not widths:
+        return first
+    inputs = _features(spec, [], options)
+    return nn.Sequential(first, MLP(inputs, widths, activation=options.activation, orthogonal=orthogonal))
+
+
+def _features(spec: ObsSpec, widths: list[int], options: PolicyOptions) -> int:
+    if widths:
+        return widths[-1]
+    return options.cnn_features if is_image(spec.shape) else math.prod(spec.shape)

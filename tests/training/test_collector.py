@@ -1,0 +1,135 @@
+"""The policy's memory in collection: zeroed where an episode ended and only there, stored where sequences begin."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from proxima.algo.ppo import Learner
+from proxima.config import load_config
+from proxima.envs.make import make_env
+from proxima.nets.actor_critic import ActorCritic
+from proxima.nets.spec import Spec
+from proxima.training.collector import Collector
+from proxima.training.endings import DeferredEndings
+from proxima.training.trainer import Trainer
+
+STEPS, ENVS = 25, 3
+
+
+def make(env_id: str = "CartPole-v1", **options: Any) -> tuple[Collector, ActorCritic, Learner]:
+    defaults = {"memory": "gru", "memory_size": 8, "hidden_sizes": [8], "bptt_length": 6, "minibatch_size": 4}
+    sizes = {"num_envs": ENVS, "num_steps": STEPS, "compile": "off", "env": env_id}
+    config = load_config(None, defaults | sizes | options)
+    env = make_env(env_id, num_envs=ENVS, max_episode_steps=config.env.max_episode_steps)
+    torch.manual_seed(0)
+    policy = ActorCritic(Spec.from_spaces(env.observation_space, env.action_space), config.policy, config.normalize)
+    cpu = torch.device("cpu")
+    collector = Collector(
+        env, policy, num_steps=STEPS, device=cpu, env_seed=1, seed=2, sequence_length=config.sequence_length
+    )
+    return collector, policy, Learner(policy, config, device=cpu, seed=3)
+
+
+def replay(policy: ActorCritic, rollout: Any, first: torch.Tensor) -> torch.Tensor:
+    """The state before every step and after the last `[T + 1, N, S]`, made anew from what was seen."""
+    states = [first]
+    for t in range(STEPS):
+        _, _, after = policy.act({key: x[t] for key, x in rollout.obs.items()}, None, states[-1])
+        states.append(after.masked_fill(rollout.ended[t][:, None], 0.0))
+    return torch.stack(states)
+
+
+@pytest.mark.parametrize("memory", ["gru", "lstm"])
+@pytest.mark.parametrize("share", ["on", "off"])
+def test_states_are_zeroed_for_ended_envs_only_and_stored_where_sequences_begin(memory: str, share: str) -> None:
+    collector, policy, _ = make(memory=memory, share_trunk=share)
+    first = policy.first_state(ENVS)
+    for _ in range(3):
+        rollout = collector.collect()
+        assert rollout.ended.any() and not rollout.ended.all(1).any(), "a test of nothing"
+        states = replay(policy, rollout, first)
+        torch.testing.assert_close(rollout.state, states[:-1:6], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(rollout.last_state, states[-1], rtol=1e-5, atol=1e-6)
+        for t, env in rollout.ended.nonzero().tolist():
+            assert not states[t + 1, env].any()
+        for t, env in (~rollout.ended).nonzero().tolist():
+            assert states[t + 1, env].any()
+        first = states[-1]
+
+
+@pytest.mark.parametrize("share", ["on", "off"])
+def test_truncated_episodes_are_valued_with_the_memory_of_what_came_before(share: str) -> None:
+    collector, policy, learner = make(share_trunk=share, max_episode_steps=7, normalize_reward=False)
+    rollout = collector.collect()
+    before = policy.first_state(ENVS)
+    batch = learner.prepare(rollout)
+    value = rollout.steps(batch.old_value)
+    advantage = rollout.steps(batch.return_) - value
+    final = dict(zip(rollout.final_index.tolist(), rollout.bootstrap_obs()["obs"][ENVS:], strict=True))
+    assert len(final) >= 3
+    for t in range(STEPS):
+        now = {"obs": rollout.obs["obs"][t]}
+        torch.testing.assert_close(policy.value(now, before), value[t], rtol=1e-5, atol=1e-5)
+        _, _, after = policy.act(now, None, before)
+        for env in range(ENVS):
+            place = t * ENVS + env
+            if place in final:
+                end = policy.value({"obs": final[place][None]}, after[env][None])
+                expected = rollout.reward[t, env] + 0.99 * end[0] - value[t, env]
+                torch.testing.assert_close(advantage[t, env], expected, rtol=1e-4, atol=1e-5)
+        before = after.masked_fill(rollout.ended[t][:, None], 0.0)
+    last = policy.value({"obs": rollout.obs["obs"][-1]}, before)
+    open_ended = ~rollout.ended[-1]
+    expected = rollout.reward[-1] + 0.99 * last - value[-1]
+    torch.testing.assert_close(advantage[-1][open_ended], expected[open_ended], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [1, 5, 25])
+def test_the_length_of_sequences_does_not_change_what_was_seen(length: int) -> None:
+    """Values and log-probabilities of the behaviour policy, however the rollout is cut."""
+    collector, _, learner = make(bptt_length=24)
+    rollout = collector.collect()
+    expected = learner.prepare(rollout)
+    other, _, cut = make(bptt_length=length)
+    same = other.collect()
+    found = cut.prepare(same)
+    for one, two in (
+        (rollout.steps(expected.old_value), same.steps(found.old_value)),
+        (rollout.steps(expected.old_log_prob), same.steps(found.old_log_prob)),
+        (rollout.steps(expected.advantage), same.steps(found.advantage)),
+    ):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+
+
+def test_endings_of_a_device_are_those_of_the_cpu() -> None:
+    runs = []
+    for deferred in (False, True):
+        collector, _, learner = make(max_episode_steps=7)
+        if deferred:
+            collector._deferred = DeferredEndings(STEPS)
+        for _ in range(2):
+            rollout = collector.collect()
+        order = rollout.final_index.argsort()
+        runs.append(
+            [
+                rollout.final_index[order],
+                rollout.bootstrap_obs()["obs"][ENVS:][order],
+                rollout.bootstrap_state()[ENVS:][order],
+                torch.tensor(collector.episodes.returns),
+                learner.prepare(rollout).advantage,
+            ]
+        )
+    for one, two in zip(*runs, strict=True):
+        assert torch.equal(one, two)
+
+
+def test_a_recurrent_policy_learns_a_dict_with_a_key_for_the_critic_alone() -> None:
+    encoders = {"scandots": {"widths": [8]}, "commands": {"use": "critic"}}
+    options = {"env": "proxima/SyntheticQuadruped-v0", "num_envs": 4, "num_steps": 12, "minibatch_size": 2}
+    memory = {"memory": "lstm", "memory_size": 8, "bptt_length": 5, "encoders": encoders, "compile": "off"}
+    trainer = Trainer(load_config(None, options | memory))
+    before = trainer.learner.state.param.clone()
+    trainer.iterate()
+    assert not torch.equal(before, trainer.learner.state.param)
+    assert trainer.policy.actor_keys == ["proprioception", "scandots"]
