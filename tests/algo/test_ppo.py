@@ -263,7 +263,7 @@ def test_sequences_that_are_too_long_to_unroll_are_not_compiled(caplog: pytest.L
     config = load_config(None, options)
     policy = ActorCritic(Spec({"obs": ObsSpec((2,), "float32")}, BOX), config.policy, config.normalize)
     assert not Learner(policy, config, device=torch.device("cpu"), seed=0).compiled
-    assert "The learner is not compiled (bptt_length is 200, and more than 128" in caplog.text
+    assert "The learner is not compiled (bptt_length is 200, and above 128" in caplog.text
 
 
 def test_without_a_compiler_the_run_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
