@@ -49,9 +49,11 @@ class EnvListing:
 
 def batch_refusal(env_id: str, env_kwargs: Mapping[str, Any] | None) -> str | None:
     """Why the batch back end cannot serve an env, None where it can."""
+    if tensor_task(env_id):
+        return None
     from proxima.envs.mujoco_batch import why_not
 
-    return None if tensor_task(env_id) else why_not(env_id, env_kwargs)
+    return why_not(env_id, env_kwargs)
 
 
 def tensor_task(env_id: str) -> "type[TensorVecEnv] | None":

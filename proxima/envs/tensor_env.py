@@ -118,19 +118,21 @@ class TensorVecEnv(VecEnv):
 
     def _hold_steps(self, action: Tensor) -> tuple[World, Tensor, Tensor, Tensor]:
         """Repeat the action. An env whose hold or whose episode is over stands still while the others go on."""
-        hold, gamma = torch.from_numpy(self.holder.draw()).to(self.device), self.hold.gamma
+        hold: Tensor | int = self.hold.high
+        if self.hold.low < self.hold.high:
+            hold = torch.from_numpy(self.holder.draw()).to(self.device)
         world, duration = self._world, torch.zeros_like(self._length)
         reward, terminated = torch.zeros_like(self._return), torch.zeros_like(duration, dtype=torch.bool)
         weight = 1.0
         for taken in range(self.hold.high):
-            moves = ~terminated & (taken < hold) & (self._length + self._head_start < self.max_episode_steps)
+            moves = ~terminated & (hold > taken) & (self._length + self._head_start < self.max_episode_steps)
             self._length += moves
             duration += moves
             after, one, over = self._advance(world, action)
             world = {name: torch.where(_like(moves, x), after[name], x) for name, x in world.items()}
             one = one.double().masked_fill(~moves, 0.0)
             reward += weight * one
-            weight *= gamma
+            weight *= self.hold.gamma
             self._return += one
             terminated |= over & moves
         return world, reward, terminated, duration

@@ -76,6 +76,7 @@ CASES: dict[str, dict[str, Any]] = {
     "memory, padded, sync": {"env": "CartPole-v1", **MEMORY, "memory": "lstm", "bptt_length": 5, "num_steps": 33},
     "memory, async": {"env": "Hopper-v5", **MEMORY, "vec_env_mode": "async", "share_trunk": "off"},
     "memory, compiled": {"env": "Hopper-v5", **MEMORY, "bptt_length": 2, "num_steps": 32, "compile": "on"},
+    "memory, held": {"env": "Hopper-v5", **MEMORY, "action_hold_seconds": 0.03},
     "memory, tensors": {"env": "proxima/SyntheticQuadruped-v0", **MEMORY},
     "all normalised, adaptive": {"env": "Walker2d-v5", "lr_schedule": "adaptive", "recompute_advantage": True},
 }
