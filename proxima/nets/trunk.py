@@ -1,10 +1,9 @@
 """What is under the heads: an encoder a key of the observation, and what joins their features."""
 
-import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +24,11 @@ class EncoderOptions:
 
     widths: list[int] = option([], at_least=1)
     """Layers of an MLP of its own, behind the convolutions where it is an image."""
-    use: str = field(default="all")
+    use: Literal["all", "critic", "none"] = option("all")
     """Who sees the key: all, critic (the critic alone), or none."""
 
 
 _FIELDS: dict[str, Option] = {opt.name: opt for opt in options_of("encoders", EncoderOptions)}
-_USES = ("all", "critic", "none")
 
 
 def encoder_options(encoders: Mapping[str, Any], obs: Mapping[str, ObsSpec]) -> dict[str, EncoderOptions]:
@@ -45,10 +43,7 @@ def encoder_options(encoders: Mapping[str, Any], obs: Mapping[str, ObsSpec]) -> 
         for name, value in given.items():
             if name not in _FIELDS:
                 raise UsageError(f"{where}: there is no option {name!r}.{nearest(str(name), _FIELDS)}")
-            value = _FIELDS[name].parse(value, source=where)
-            if name == "use" and value not in _USES:
-                raise UsageError(f"{where}: use is {value!r}, but it must be one of {', '.join(_USES)}.")
-            found[key] = dataclasses.replace(found[key], **{name: value})
+            setattr(found[key], name, _FIELDS[name].parse(value, source=where))
     if all(encoder.use != "all" for encoder in found.values()):
         raise UsageError("encoders leave the actor nothing to see: give at least one key the use all.")
     return found

@@ -100,8 +100,9 @@ def test_the_first_ratio_is_one(kind: str) -> None:
     assert abs(metrics["approx_kl"]) < 1e-9 and metrics["clip_fraction"] == 0.0
 
 
-def test_the_first_ratio_is_one_with_images() -> None:
-    learner, rollout, _ = make(obs=IMAGE)
+@pytest.mark.parametrize("memory", [{}, {"memory": "gru", **SEQUENCES, "bptt_length": 4}])
+def test_the_first_ratio_is_one_with_images(memory: dict[str, Any]) -> None:
+    learner, rollout, _ = make(obs=IMAGE, **memory)
     metrics = first_metrics(learner, rollout)
     assert abs(metrics["approx_kl"]) < 1e-9 and metrics["clip_fraction"] == 0.0
 
