@@ -255,6 +255,9 @@ def _export(arguments: argparse.Namespace) -> int:
     folder = checkpoint.find(arguments.path, best=arguments.best)
     print(f"exported  {export(folder, format=arguments.format, out=arguments.out)}")
     print(signature(folder))
+    hold = checkpoint.read_metadata(folder)["action_hold"]
+    if hold["high"] > 1:
+        print(f"hold      each action for {hold['low']} to {hold['high']} env steps, as in training")
     return 0
 
 

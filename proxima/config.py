@@ -289,6 +289,11 @@ class Config:
         ppo, policy, notices = self.ppo, self.policy, []
         size, minibatch = self.num_sequences, ppo.minibatch_size
         recurrent = policy.memory != "none"
+        if not recurrent and (policy.memory_size, ppo.bptt_length) != (
+            PolicyOptions.memory_size,
+            PPOOptions.bptt_length,
+        ):
+            notices.append("memory_size and bptt_length have no effect without --memory gru or lstm.")
         what = "sequences" if recurrent else "samples"
         if minibatch > size:
             cut = f", cut into sequences of {self.sequence_length}" if recurrent else ""

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from proxima.errors import UsageError
 
+LONGEST = 1_000_000
 _STREAM = 0x401D  # keeps the durations' generator apart from those of the envs, which have the same seeds
 
 
@@ -34,8 +35,13 @@ class Hold:
     gamma: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.low <= self.high:
-            raise UsageError(f"a hold of {self.low} to {self.high} env steps: it needs 1 <= low <= high.")
+        for steps in (self.low, self.high):
+            if not isinstance(steps, (int, np.integer)) or isinstance(steps, bool):
+                raise UsageError(f"a hold of {steps!r} env steps: it needs whole numbers.")
+        if not 1 <= self.low <= self.high <= LONGEST:
+            raise UsageError(
+                f"a hold of {self.low} to {self.high} env steps: it needs 1 <= low <= high <= {LONGEST:,}."
+            )
         if not 0 <= self.gamma <= 1:
             raise UsageError(f"gamma of a hold is {self.gamma}, but it must lie between 0 and 1.")
 
@@ -169,8 +175,10 @@ class ActionHold(gym.Wrapper, RecordConstructorArgs):
 
     @steps.setter
     def steps(self, steps: int | tuple[int, int]) -> None:
-        low, high = np.broadcast_to(steps, 2).tolist()
-        self._hold = Hold(low, high, self.gamma)
+        pair = tuple(steps) if isinstance(steps, (tuple, list)) else (steps, steps)
+        if len(pair) != 2:
+            raise UsageError(f"steps is {steps!r}, but it must be a whole number or a pair (low, high).")
+        self._hold = Hold(*pair, self.gamma)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """One decision: the action for as long as it lasts."""

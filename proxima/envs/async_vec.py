@@ -4,6 +4,7 @@ Workers are started as commands, not through `multiprocessing`, so that a user's
 shared memory is a file without a name, so that nothing is left behind however the processes end.
 """
 
+import math
 import mmap
 import os
 import pickle
@@ -235,6 +236,7 @@ class AsyncVecEnv(GymVecEnv):
         lost.duration[:] = 1
         lost.terminated[:] = False
         lost.truncated[:] = True
+        lost.success[:] = math.nan
 
     def _revive(self, worker: Worker, death: WorkerDied) -> None:
         """Put a new process in the place of a dead one, with fresh episodes.

@@ -124,8 +124,10 @@ class TensorVecEnv(VecEnv):
         world, duration = self._world, torch.zeros_like(self._length)
         reward, terminated = torch.zeros_like(self._return), torch.zeros_like(duration, dtype=torch.bool)
         weight = 1.0
-        for taken in range(self.hold.high):
+        for taken in range(min(self.hold.high, self.max_episode_steps)):
             moves = ~terminated & (hold > taken) & (self._length + self._head_start < self.max_episode_steps)
+            if self.device.type == "cpu" and not bool(moves.any()):
+                break
             self._length += moves
             duration += moves
             after, one, over = self._advance(world, action)
@@ -175,6 +177,7 @@ class SingleEnv(gym.Env):
     def __init__(self, env: TensorVecEnv) -> None:
         self._env, self._fresh = env, False
         self.observation_space, self.action_space = env.observation_space, env.action_space
+        self.dt = env.step_seconds
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict]:
         """Begin an episode; the one after an ended one has begun already."""

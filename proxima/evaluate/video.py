@@ -75,7 +75,7 @@ def record(
         env = stack.enter_context(_opened(env_id, "rgb_array", env_kwargs, max_episode_steps))
         stack.enter_context(offscreen(mujoco=is_mujoco(env)))
         video = stack.enter_context(Mp4Writer(path, fps=frame_rate(env)))
-        for _ in _play(env, act, on_reset, seed=seed, length=length, hold=hold or Hold()):
+        for _ in _play(env, act, seed=seed, length=length, hold=hold, on_reset=on_reset):
             video.write(_frame(env))
     return Path(path)
 
@@ -102,7 +102,7 @@ def watch(
     require_display()
     with _opened(env_id, "human", env_kwargs, max_episode_steps) as env:
         period, due = 1.0 / frame_rate(env), time.monotonic()
-        moments = _play(env, act, on_reset, seed=seed, length=length, hold=hold or Hold())
+        moments = _play(env, act, seed=seed, length=length, hold=hold, on_reset=on_reset)
         with _explained(env, "no window can be opened"):
             next(moments)  # a human-mode env draws itself in reset and step
         follow_in_window(env)
@@ -202,10 +202,17 @@ def _check_modes(env_id: str, metadata: Mapping[str, Any] | None, mode: str) -> 
 
 
 def _play(
-    env: gym.Env, act: Act, on_reset: Callable[[], None] | None, *, seed: int, length: int | None, hold: Hold
+    env: gym.Env,
+    act: Act,
+    *,
+    seed: int,
+    length: int | None,
+    hold: Hold | None = None,
+    on_reset: Callable[[], None] | None = None,
 ) -> Iterator[None]:
     """Act for `length` steps, or one episode; stops after every reset and every step, for a look."""
-    rng, left, forget = np.random.default_rng(seed), 0, on_reset or (lambda: None)
+    rng, left = np.random.default_rng(seed), 0
+    hold, forget = hold or Hold(), on_reset or (lambda: None)
     obs, _ = env.reset(seed=seed)
     forget()
     yield

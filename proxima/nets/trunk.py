@@ -37,7 +37,9 @@ def encoder_options(encoders: Mapping[str, Any], obs: Mapping[str, ObsSpec]) -> 
     for key, given in encoders.items():
         where = f"encoders: {key}"
         if key not in found:
-            raise UsageError(f"encoders names {key!r}, but the observation has {', '.join(obs)}.{nearest(key, obs)}")
+            raise UsageError(
+                f"encoders names {key!r}, but the observation has {', '.join(obs)}.{nearest(str(key), obs)}"
+            )
         if not isinstance(given, Mapping):
             raise UsageError(f"{where} is {given!r}, but it must be a mapping such as '{{widths: [64, 32]}}'.")
         for name, value in given.items():

@@ -153,9 +153,9 @@ class Collector:
         for state in self._state:
             rollout.last_state = state.clone()
         self._check_finite(taken)
-        self.decisions += rollout.size
         if self._deferred is not None:
             self._take_in(self._deferred.take(rollout.ended))
+        self.decisions += rollout.size
         self.global_step += rollout.size if rollout.duration is None else int(rollout.duration.sum())
         return rollout
 
@@ -174,10 +174,12 @@ class Collector:
         self.rollout.terminated[t] = step.terminated
         self.rollout.truncated[t] = step.truncated
         state = self._state[0] if self._state else None
+        assert step.final_obs is not None
+        seen = {key: step.final_obs[key] for key in self._actor.keys}
         if self._deferred is not None:
-            self._deferred.keep(t, step, state)
+            self._deferred.keep(t, step, seen, state)
         else:
-            self._take_in(Endings.of_step(t, step, state))
+            self._take_in(Endings.of_step(t, step, seen, state))
         if state is not None:
             state.masked_fill_(step.ended.to(state.device)[:, None], 0.0)
 

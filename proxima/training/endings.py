@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from proxima.data.rollout import as_stored
-from proxima.envs.base import Step
+from proxima.envs.base import Obs, Step
 
 
 @dataclass
@@ -22,9 +22,8 @@ class Endings:
     state: Tensor | None  # [R, S], the memory of all before the final observation
 
     @classmethod
-    def of_step(cls, t: int, step: Step, state: Tensor | None) -> "Endings":
+    def of_step(cls, t: int, step: Step, final_obs: Obs, state: Tensor | None) -> "Endings":
         """Those of one step of envs on the CPU."""
-        assert step.final_obs is not None
         env = step.ended.nonzero().squeeze(-1)
         return cls(
             time=torch.full_like(env, t),
@@ -32,7 +31,7 @@ class Endings:
             cut=(step.truncated & ~step.terminated)[env],
             return_=step.episodes.return_[env],
             length=step.episodes.length[env],
-            final_obs=as_stored({key: x[env] for key, x in step.final_obs.items()}),
+            final_obs=as_stored({key: x[env] for key, x in final_obs.items()}),
             state=None if state is None else state[env.to(state.device)],
         )
 
@@ -44,12 +43,11 @@ class DeferredEndings:
         self._num_steps = num_steps
         self._kept: dict[str, Tensor] = {}
 
-    def keep(self, t: int, step: Step, state: Tensor | None) -> None:
+    def keep(self, t: int, step: Step, final_obs: Obs, state: Tensor | None) -> None:
         """Copy what a step says about episodes that may have ended in it."""
-        assert step.final_obs is not None
         rows = {"cut": step.truncated & ~step.terminated}
         rows |= {"return": step.episodes.return_, "length": step.episodes.length}
-        rows |= {f"obs {key}": x for key, x in as_stored(step.final_obs).items()}
+        rows |= {f"obs {key}": x for key, x in as_stored(final_obs).items()}
         if state is not None:
             rows["state"] = state
         for name, x in rows.items():

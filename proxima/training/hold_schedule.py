@@ -52,6 +52,16 @@ class HoldSchedule:
             "decisions_per_second": 0.0,
         }
 
+    def changed_by_resume(self, before: Hold, progress: float) -> list[str]:
+        """What to say where a run that goes on for longer than it was planned for takes its anneal back."""
+        now = self.at(min(1.0, progress))
+        if now.high <= before.high:
+            return []
+        return [
+            f"The hold goes from {before.high} back to {now.high} env steps: it is annealed over total_timesteps, "
+            "which are more now. Give --action-hold-start-seconds the value it had reached to go on from there."
+        ]
+
     def steps_a_decision(self) -> float:
         """Env steps of a decision, over the whole run and if no episode ends in a hold."""
         return 1.0 / float(np.mean([1.0 / self.at(progress).mean for progress in np.linspace(0.0, 1.0, 101)]))

@@ -15,6 +15,7 @@ from proxima import checkpoint
 from proxima.algo.ppo import Learner
 from proxima.compiling import freeze_garbage, process_settings_kept
 from proxima.config import Config, config_from_dict, load_config
+from proxima.envs.action_hold import Hold
 from proxima.envs.base import ExactState
 from proxima.envs.snapshot import NotPlain
 from proxima.errors import ProximaError, UsageError
@@ -277,6 +278,9 @@ class Trainer:
             self.notices.append(f"This resume is not exact: {source} has no state that fits these envs; new episodes.")
         if not same_device:
             self.notices.append("This resume is not exact: the generators of another device do not fit this one.")
+        self.notices += self.hold_schedule.changed_by_resume(
+            Hold(**metadata["action_hold"]), self.collector.global_step / self.config.run.total_timesteps
+        )
         self.lineage = [*metadata["lineage"], str(source.resolve())]
 
     def _restore_envs(self, state: dict[str, Any]) -> bool:

@@ -278,3 +278,29 @@ def test_without_a_compiler_the_run_goes_on(monkeypatch: pytest.MonkeyPatch, cap
     learner, rollout, _ = make(compile="on")
     learner.update(learner.prepare(rollout), rollout)
     assert not learner.compiled and "no working C++ compiler found" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["two memories, padded", "lstm, whole rollouts, beta"])
+def test_recomputed_advantages_of_a_policy_that_did_not_change_are_the_same(kind: str) -> None:
+    action, options = KINDS[kind]
+    learner, rollout, _ = make(action, recompute_advantage=True, **options)
+    batch = learner.prepare(rollout)
+    before = batch.advantage
+    batch.advantage = torch.zeros_like(before)
+    learner._recompute_advantage(batch, rollout)
+    torch.testing.assert_close(batch.advantage, before, rtol=1e-5, atol=1e-5)
+
+
+def test_padding_does_not_touch_the_gradient() -> None:
+    action, options = KINDS["two memories, padded"]
+    learner, rollout, _ = make(action, normalize_advantage="minibatch", **options)
+    batch = learner.prepare(rollout)
+    data = batch.data()
+    index = torch.arange(rollout.num_sequences)
+    state, metrics = learner._step(learner.state, learner.learning_rate, batch.obs, data, index)
+    padding = data["weight"] == 0
+    assert bool(padding.any())
+    for name in ("advantage", "return_", "old_value", "old_log_prob"):
+        data[name] = data[name] + 0.7 * padding
+    again, other = learner._step(learner.state, learner.learning_rate, batch.obs, data, index)
+    assert torch.equal(state.param, again.param) and torch.equal(metrics, other)

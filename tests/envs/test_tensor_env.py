@@ -99,3 +99,10 @@ def test_bad_options_are_named() -> None:
         make_env(RECALL, env_kwargs={"delay": -1})
     with pytest.raises(UsageError, match=r"cannot build env 'proxima/Recall-v0': .*'length'"):
         make_env(RECALL, env_kwargs={"length": 3})
+
+
+def test_every_back_end_knows_how_long_a_step_takes() -> None:
+    for mode in ("batch", "sync"):
+        env = make_env("proxima/SyntheticQuadruped-v0", num_envs=1, mode=mode)
+        assert env.step_seconds == 0.02
+        env.close()

@@ -266,6 +266,6 @@ def test_a_policy_is_told_where_episodes_begin() -> None:
         calls.append("act")
         return 0
 
-    for _ in _play(env, act, lambda: calls.append("reset"), seed=0, length=10):
+    for _ in _play(env, act, seed=0, length=10, on_reset=lambda: calls.append("reset")):
         pass
     assert calls == ["reset", *["act"] * 5, "reset", *["act"] * 5]

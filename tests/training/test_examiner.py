@@ -11,6 +11,7 @@ import torch
 from proxima import checkpoint, train
 from proxima.evaluate import episodes as episodes_module
 from proxima.evaluate.episodes import Episode, evaluate
+from proxima.evaluate.policy import LoadedPolicy
 from proxima.training import examiner as examiner_module
 
 SMALL = {
@@ -113,3 +114,10 @@ def test_a_video_that_cannot_be_made_does_not_stop_the_run(caplog: pytest.LogCap
     result = train(**(SMALL | {"env": "ProbeTwoKeys-v0"}), record_every=256)
     assert result.global_step == SMALL["total_timesteps"]
     assert caplog.text.count("No videos: ") == 1
+
+
+def test_a_training_video_forgets_between_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    forgotten: list[bool] = []
+    monkeypatch.setattr(LoadedPolicy, "reset", lambda self, ended=None: forgotten.append(True))
+    train(**(SMALL | {"env": "CartPole-v1", "max_episode_steps": 10}), record_every=1024, video_length=20)
+    assert len(forgotten) >= 2

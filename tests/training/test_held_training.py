@@ -13,7 +13,7 @@ from rich.console import Console
 from proxima import checkpoint, load_policy, train
 from proxima.cli import main
 from proxima.config import load_config
-from proxima.envs.action_hold import Hold
+from proxima.envs.action_hold import ActionHold, Hold
 from proxima.errors import UsageError
 from proxima.evaluate.episodes import evaluate
 from proxima.evaluate.video import _play
@@ -241,3 +241,17 @@ def test_bench_counts_env_steps(capsys: pytest.CaptureFixture[str], monkeypatch:
     flags = ["--env", "HalfCheetah-v5", "--num-envs", "2", "--num-steps", "16", "--minibatch-size", "16"]
     assert main(["bench", *flags, "--seconds", "0.05", "--compile", "off", "--action-hold-seconds", "0.2"]) == 0
     assert "iterations of 128 steps" in capsys.readouterr().out
+
+
+def test_an_anneal_that_a_longer_run_takes_back_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    options = {"env": "Hopper-v5", "num_envs": 2, "num_steps": 16, "minibatch_size": 16, "compile": "off"}
+    held = {"action_hold_start_seconds": 0.08, "action_hold_end_seconds": 0.01, "tensorboard": False}
+    half = train(**options, **held, total_timesteps=2000)
+    train(resume_from=half.run_dir, total_timesteps=8000)
+    assert "The hold goes from 1 back to" in caplog.text or "The hold goes from 2 back to" in caplog.text
+
+
+@pytest.mark.parametrize("steps", [2.7, True, "x", None, (1, 2, 3), 10**9])
+def test_a_hold_that_is_no_number_of_steps_is_refused(steps: Any) -> None:
+    with pytest.raises(UsageError):
+        ActionHold(gym.make("CartPole-v1"), steps)
