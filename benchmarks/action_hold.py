@@ -177,8 +177,8 @@ def report(out: Path, records: Path) -> None:
     lines += [table_line(case, by_case[case.key]) for case in shown if case.mode is None]
     lines += ["", "![Returns against env steps](action_hold.png)", "", "## Back ends"]
     lines += [
-        f"The same run of {MODES_STEPS} env steps on each back end, one at a time on all cores with nothing beside it: the",
-        "same bits, so the same return.",
+        f"The same run of {MODES_STEPS} env steps on each back end, one at a time, nothing beside it: the same bits,",
+        "so the same return.",
         "",
         "| task | hold | env steps | back end | num_steps | return | seeds | steps/s |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
