@@ -146,7 +146,7 @@ def prune(run_dir: Path, *, keep: int) -> None:
 
 
 def make_room(run_dir: Path) -> bool:
-    """Delete the oldest checkpoint of a run, the best one last of all; False if there is none to spare."""
+    """Delete the oldest checkpoint of a run, but the best only for want of another; False if there is none to spare."""
     paths = list_checkpoints(run_dir)
     if len(paths) < 2:
         return False
