@@ -183,3 +183,25 @@ def register() -> None:
     gym.register("ProbeTwoKeys-v0", TwoKeys)
     gym.register("ProbeStrict-v0", Strict)
     gym.register("ProbeNan-v0", TurnsNan, max_episode_steps=100)
+
+
+def learn(env: str, steps: int, **options: Any) -> Any:
+    """A policy that learned a probe; imported late, as worker processes import this file too."""
+    from proxima import train
+
+    defaults = {
+        "num_envs": 8,
+        "num_steps": 32,
+        "minibatch_size": 64,
+        "update_epochs": 4,
+        "learning_rate": 5e-3,
+        "entropy_coef": 0.0,
+        "normalize_reward": False,
+        "normalize_obs": False,
+        "tensorboard": False,
+        "progress": False,
+        "save_checkpoint": False,
+        "hidden_sizes": [32],
+        "gamma": 0.8,
+    }
+    return train(env=env, total_timesteps=steps, **(defaults | options)).policy

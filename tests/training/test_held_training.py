@@ -48,27 +48,8 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
 
 def learned_values(**options: Any) -> list[float]:
     """V(0) and V(1) of the chain after some fifty iterations."""
-    policy = train(
-        env="ProbeChain-v0",
-        **{
-            "total_timesteps": 36_000,
-            "num_envs": 8,
-            "num_steps": 32,
-            "update_epochs": 4,
-            "learning_rate": 5e-3,
-            "lr_schedule": "linear",
-            "gamma": GAMMA,
-            "hidden_sizes": [32],
-            "entropy_coef": 0.0,
-            "normalize_reward": False,
-            "normalize_obs": False,
-            "tensorboard": False,
-            "progress": False,
-            "save_checkpoint": False,
-            "compile": "off",
-        }
-        | options,
-    ).policy
+    chain = {"gamma": GAMMA, "lr_schedule": "linear", "compile": "off"}
+    policy = probes.learn("ProbeChain-v0", options.pop("total_timesteps", 36_000), **(chain | options))
     return policy.value({"obs": torch.tensor([[0.0], [1.0]])}).tolist()
 
 

@@ -14,30 +14,12 @@ from proxima.errors import NonFiniteError
 from proxima.evaluate.policy import LoadedPolicy
 from proxima.training.trainer import Trainer
 from tests import probes
+from tests.probes import learn
 
 
 @pytest.fixture(autouse=True)
 def probe_envs() -> None:
     probes.register()
-
-
-def learn(env: str, steps: int, **options: Any) -> Any:
-    defaults = {
-        "num_envs": 8,
-        "num_steps": 32,
-        "minibatch_size": 64,
-        "update_epochs": 4,
-        "learning_rate": 5e-3,
-        "entropy_coef": 0.0,
-        "normalize_reward": False,
-        "normalize_obs": False,
-        "tensorboard": False,
-        "progress": False,
-        "save_checkpoint": False,
-        "hidden_sizes": [32],
-        "gamma": 0.8,
-    }
-    return train(env=env, total_timesteps=steps, **(defaults | options)).policy
 
 
 def value(policy: Any, *obs: float) -> list[float]:
