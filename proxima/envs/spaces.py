@@ -27,6 +27,19 @@ class FlatBox(spaces.Box):
         self.source = source
 
 
+class StackedBox(spaces.Box):
+    """The Box of the last `frames` images, oldest first along the channels `[frames * C, H, W]`.
+
+    Where an episode begins, its first image stands in for those before it. Whoever stores such observations may so
+    keep each image once.
+    """
+
+    def __init__(self, image: spaces.Box, frames: int) -> None:
+        repeats = (frames, 1, 1)
+        super().__init__(np.tile(image.low, repeats), np.tile(image.high, repeats), dtype=image.dtype.type)
+        self.frames = frames
+
+
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """One array of an observation: where it sits in the env's own observation, and the Box that it becomes."""

@@ -51,6 +51,8 @@ class ObsSpec:
     """How many choices each number of the env's own observation has, where it counts choices."""
     start: tuple[int, ...] = ()
     """The first choice of each."""
+    frames: int = 1
+    """How many images it stacks, each of which was the last of an earlier observation (`envs/spaces.py`)."""
 
     def read(self, key: str, value: ArrayLike) -> tuple[np.ndarray, bool]:
         """One observation or a batch, as the env or a vector env gives it: `[B, *shape]`, and whether it was a batch.
@@ -147,7 +149,8 @@ def _obs_spec(box: spaces.Space) -> ObsSpec:
     elif isinstance(source, spaces.MultiDiscrete):
         choices = tuple(int(n) for n in np.ravel(source.nvec))
     start = tuple(int(first) for first in np.ravel(source.start)) if choices else ()
-    return ObsSpec(shape, str(box.dtype), None if own == shape and not choices else own, choices, start)
+    own_shape = None if own == shape and not choices else own
+    return ObsSpec(shape, str(box.dtype), own_shape, choices, start, frames=getattr(box, "frames", 1))
 
 
 def _action_spec(space: spaces.Space) -> ActionSpec:
