@@ -81,7 +81,7 @@ def test_help_groups_and_explains(capsys: pytest.CaptureFixture[str]) -> None:
         main(["train", "--help"])
     text = capsys.readouterr().out
     assert stopped.value.code == 0
-    assert "ppo: The algorithm." in text and "--clip-range" in text and "(default: 0.2)" in text
+    assert "ppo: Proximal policy optimisation." in text and "--clip-range" in text and "(default: 0.2)" in text
 
 
 def test_envs_lists_back_ends(capsys: pytest.CaptureFixture[str]) -> None:

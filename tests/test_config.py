@@ -18,9 +18,9 @@ def write(tmp_path: Path, text: str) -> Path:
 
 def test_the_documented_defaults() -> None:
     config = Config()
-    ppo, optimizer = config.ppo, config.optimizer
-    assert (ppo.clip_range, ppo.update_epochs, ppo.minibatch_size, ppo.num_steps) == (0.2, 10, 64, 2048)
-    assert (ppo.gamma, ppo.gae_lambda, ppo.entropy_coef, ppo.value_loss_coef) == (0.99, 0.95, 0.01, 0.5)
+    algorithm, ppo, optimizer = config.algorithm, config.ppo, config.optimizer
+    assert (ppo.clip_range, ppo.update_epochs, algorithm.minibatch_size, ppo.num_steps) == (0.2, 10, 64, 2048)
+    assert (algorithm.gamma, ppo.gae_lambda, ppo.entropy_coef, ppo.value_loss_coef) == (0.99, 0.95, 0.01, 0.5)
     assert (config.env.num_envs, config.run.total_timesteps) == (8, 1_000_000)
     assert (optimizer.learning_rate, optimizer.max_grad_norm) == (3e-4, 0.5)
     assert config.rollout_size == 16_384 and config.num_iterations == 62 and config.num_minibatches == 256
@@ -37,7 +37,7 @@ def test_names_are_unique_and_every_option_is_explained() -> None:
 def test_order_is_defaults_then_yaml_then_flags(tmp_path: Path) -> None:
     path = write(tmp_path, "ppo:\n  gamma: 0.9\n  n_epochs: 3\nlearning_rate: 1e-3\n")
     config = load_config(path, {"gamma": "0.8"})
-    assert (config.ppo.gamma, config.ppo.update_epochs, config.optimizer.learning_rate) == (0.8, 3, 1e-3)
+    assert (config.algorithm.gamma, config.ppo.update_epochs, config.optimizer.learning_rate) == (0.8, 3, 1e-3)
     assert config.ppo.gae_lambda == 0.95
 
 
@@ -104,7 +104,9 @@ def test_bad_values_are_named(overrides: dict[str, Any], message: str) -> None:
         ({"gradient_accumulation": 257}, "an epoch has only 256 minibatches"),
         ({"initial_std": 9.0}, "between min_std 0.01 and max_std 4"),
         ({"weight_decay": 0.1}, "use --optimizer adamw"),
-        ({"hidden_sizes": []}, "hidden_sizes is empty"),
+        ({"algorithm": "DQN", "learning_starts": 200_000}, "buffer_size only 100000"),
+        ({"algorithm": "DQN", "memory": "gru"}, "DQN has none"),
+        ({"algorithm": "DQN", "lr_schedule": "adaptive"}, "no KL"),
         ({"memory": "gru", "num_steps": 24, "num_envs": 8}, r"only 8 sequences \(num_envs 8 x num_steps 24, cut into"),
         ({"name": "a/b"}, "usable as one folder's name"),
         ({"name": ".."}, "usable as one folder's name"),

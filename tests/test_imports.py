@@ -9,13 +9,14 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "proxima"
 # What each room may import of ours, besides itself.
-FOUNDATION = {"errors", "options", "config", "machine", "compiling"}
+FOUNDATION = {"errors", "options", "sections", "config", "machine", "compiling"}
 ALLOWED = {
     "errors": set(),
     "machine": set(),
     "compiling": set(),
     "options": {"errors"},
-    "config": {"errors", "options"},
+    "sections": {"options"},
+    "config": {"errors", "options", "sections"},
     "data": FOUNDATION,
     "algo": FOUNDATION | {"data"},
     "nets": FOUNDATION | {"algo"},

@@ -136,8 +136,8 @@ class Learner:
 
     def _discount(self, rollout: Rollout) -> Tensor | float:
         """Of each transition: by the time it took, or, as an approximation of that, the same for all."""
-        ppo = self.config.ppo
-        return rollout.discount(ppo.gamma) if ppo.smdp else ppo.gamma
+        algorithm = self.config.algorithm
+        return rollout.discount(algorithm.gamma) if algorithm.smdp else algorithm.gamma
 
     def _recompute_advantage(self, batch: Batch, rollout: Rollout) -> None:
         with torch.no_grad():

@@ -31,7 +31,7 @@ def write_report(evaluation: Evaluation, *, value: bool, policy: bool) -> tuple[
         for old in (*target.glob("value-*.png"), *target.glob("policy-*.png")):
             old.unlink()  # of another evaluation
         if value:
-            analysis = ValueAnalysis.of(evaluation.episodes, gamma=config.ppo.gamma, smdp=config.ppo.smdp)
+            analysis = ValueAnalysis.of(evaluation.episodes, gamma=config.algorithm.gamma, smdp=config.algorithm.smdp)
             figures = [
                 plots.calibration(analysis, target / "value-calibration.png"),
                 plots.along_episodes(analysis, target / "value-episodes.png"),

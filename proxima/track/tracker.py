@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from proxima.config import TrackOptions
+from proxima.sections import TrackOptions
 
 log = logging.getLogger("proxima")
 

@@ -2,9 +2,10 @@
 
 import numpy as np
 
-from proxima.config import Config, EnvOptions
+from proxima.config import Config
 from proxima.envs.action_hold import Hold, steps_of
 from proxima.errors import UsageError
+from proxima.sections import EnvOptions
 
 
 class HoldSchedule:
@@ -13,7 +14,7 @@ class HoldSchedule:
     def __init__(self, config: Config, step_seconds: float | None):
         _check(config.env)
         self._env = config.env
-        self._gamma = config.ppo.gamma if config.ppo.smdp else 1.0
+        self._gamma = config.discount
         self.active = config.env.holds_actions
         """Whether any option asks for a hold; one may still come to a single step."""
         if self.active and step_seconds is None:

@@ -92,7 +92,7 @@ def choose_threads(config: Config, *, images: bool) -> Threads:
     """
     cores = available_cores()
     widths = [*config.policy.hidden_sizes, config.policy.memory_size if config.policy.memory != "none" else 0]
-    product = config.ppo.minibatch_size * max(widths) ** 2
+    product = config.algorithm.minibatch_size * max(widths) ** 2
     wanted = config.run.num_threads or (cores if images else 1 + product // _PRODUCT_OF_A_THREAD)
     learn = min(wanted, cores)
     return Threads(act=learn if images else 1, learn=learn)

@@ -86,7 +86,7 @@ def draw(spec: ObsSpec) -> torch.Tensor:
 def first_metrics(learner: Learner, rollout: Rollout) -> dict[str, float]:
     """Metrics of the first minibatch, before anything has moved."""
     batch = learner.prepare(rollout)
-    index = torch.randperm(rollout.num_sequences)[: learner.config.ppo.minibatch_size]
+    index = torch.randperm(rollout.num_sequences)[: learner.config.algorithm.minibatch_size]
     _, values = learner._step(learner.state, learner.learning_rate, batch.obs, batch.data(), index)
     return dict(zip(STEP_METRICS, values.tolist(), strict=True))
 
