@@ -6,8 +6,7 @@ compiled step is captured as a CUDA graph. Metrics stay on the device until the 
 """
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import Generator, Tensor
 from torch.func import functional_call, grad_and_value
 
 from proxima.algo.adam import AdamState, adam_step, bias_scales, clip_by_norm, scaled_adam_step
+from proxima.algo.batch import Batch, Tensors, chunks, places_of, take, take_all, take_obs
 from proxima.algo.cuda_graph import GraphedEpoch
 from proxima.algo.flat import FlatParameters
 from proxima.algo.gae import gae, next_values
@@ -29,7 +29,6 @@ from proxima.data.rollout import Rollout, minibatch_indices
 from proxima.errors import NonFiniteError, UsageError
 
 STEP_METRICS = (*LossTerms._fields, "gradient_norm")
-Tensors = dict[str, Tensor]
 EpochFunction = Callable[[AdamState, Tensor, Tensors, Tensors, Tensor], tuple[AdamState, Tensor]]
 _AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _FIRST_SCALE = 2.0**16  # of an fp16 loss
@@ -37,33 +36,6 @@ _FIRST_SCALE = 2.0**16  # of an fp16 loss
 _COMPILE_PAYS_AFTER = 20_000
 # Compiled, a memory's steps are unrolled: the compilation of more would take many minutes.
 _LONGEST_UNROLLED = 128
-# What is evaluated at a time outside the update: so many elements of observations, and on the CPU, whose caches are
-# small, so many rows.
-_CHUNK_ELEMENTS, _CHUNK_ROWS = 2**22, 4096
-
-
-@dataclass
-class Batch:
-    """A rollout as the learner sees it, in sequences `[L, Q]` (`data/rollout.py`), observations normalised."""
-
-    obs: Tensors
-    action: Tensor
-    old_log_prob: Tensor
-    old_value: Tensor
-    advantage: Tensor
-    return_: Tensor
-    reward: Tensor
-    """Scaled, `[T, N]`: what the advantages are recomputed from."""
-    context: Tensors
-    """With a memory: `state` `[1, Q, S]` before the first step, and `start`, where an episode begins inside."""
-    weight: Tensor | None
-    """1 for a step and 0 for padding; None where there is none."""
-
-    def data(self) -> Tensors:
-        """All that a minibatch takes a part of, besides the observations; sequences are along the second axis."""
-        names = ("action", "old_log_prob", "old_value", "advantage", "return_")
-        padded = {} if self.weight is None else {"weight": self.weight}
-        return {name: getattr(self, name) for name in names} | self.context | padded
 
 
 class Learner:
@@ -102,14 +74,19 @@ class Learner:
             reward = self.reward_normalizer(reward, ended=rollout.ended, discount=self._discount(rollout))
             self.policy.return_scale.copy_(self.reward_normalizer.scale)
         obs = {key: rollout.sequences(x) for key, x in self.policy.normalizer(rollout.step_obs()).items()}
+        obs |= {key: x.flatten(0, 1) for key, x in rollout.frames.items()}
+        places = {key: rollout.sequences(index) for key, index in rollout.stack_index().items()}
         action, context = rollout.sequences(rollout.action), {}
         if rollout.state is not None:
             context = {"state": rollout.state.flatten(0, 1)[None], "start": rollout.sequences(rollout.start)}
         with self._autocast():  # as in the update, or the first ratio would not be 1
-            parts = [self._evaluate(obs, action, context, part) for part in self._chunks(obs)]
-        old_log_prob, old_value = (torch.cat(column, 1) for column in zip(*parts, strict=True))
-        batch = Batch(obs, action, old_log_prob, old_value, old_value, old_value, reward, context, rollout.weight())
-        self._set_advantage(batch, rollout, old_value)
+            parts = [
+                self._evaluate(take_obs(obs, places, part), take(action, part), take_all(context, part), len(action))
+                for part in chunks(obs, places, self.device)
+            ]
+        old_log_prob, value = (torch.cat(column, 1) for column in zip(*parts, strict=True))
+        batch = Batch(obs, places, action, old_log_prob, value, value, value, reward, context, rollout.weight())
+        self._set_advantage(batch, rollout, value)
         return batch
 
     def _set_advantage(self, batch: Batch, rollout: Rollout, value: Tensor) -> None:
@@ -142,27 +119,18 @@ class Learner:
     def _recompute_advantage(self, batch: Batch, rollout: Rollout) -> None:
         with torch.no_grad():
             with self._autocast():
-                parts = [self._values(batch, part) for part in self._chunks(batch.obs)]
+                parts = [self._values(batch, part) for part in chunks(batch.obs, batch.places, self.device)]
             self._set_advantage(batch, rollout, torch.cat(parts, 1))
 
     def _values(self, batch: Batch, part: slice) -> Tensor:
-        value = self.policy.critic(_take_all(batch.obs, part), **_take_all(batch.context, part))
+        obs = take_obs(batch.obs, batch.places, part)
+        value = self.policy.critic(obs, **take_all(batch.context, part))
         return value.view(len(batch.action), -1)
 
-    def _evaluate(self, obs: Tensors, action: Tensor, context: Tensors, part: slice) -> tuple[Tensor, Tensor]:
-        """Log-probability and value `[L, part]`."""
-        distribution, value = self.policy(_take_all(obs, part), **_take_all(context, part))
-        log_prob = distribution.log_prob(_take(action, part))
-        return log_prob.view(len(action), -1), value.view(len(action), -1)
-
-    def _chunks(self, obs: Tensors) -> Iterator[slice]:
-        """Of the sequences: so many at a time as are worth it."""
-        length, size = next(iter(obs.values())).shape[:2]
-        chunk = _CHUNK_ELEMENTS // sum(x[:, 0].numel() for x in obs.values())
-        if self.device.type == "cpu":
-            chunk = min(chunk, _CHUNK_ROWS // length)
-        chunk = max(1, chunk)
-        return (slice(start, start + chunk) for start in range(0, size, chunk))
+    def _evaluate(self, obs: Tensors, action: Tensor, context: Tensors, length: int) -> tuple[Tensor, Tensor]:
+        """Log-probability and value of some of the sequences, `[L, ...]`."""
+        distribution, value = self.policy(obs, **context)
+        return distribution.log_prob(action).view(length, -1), value.view(length, -1)
 
     # Update ----------------------------------------------------------------------------------------------------------
 
@@ -262,8 +230,9 @@ class Learner:
         fp16 = optimizer.precision == "fp16"
         gradient, metrics = torch.zeros_like(state.param), learning_rate.new_zeros(len(LossTerms._fields))
         for part in index.tensor_split(optimizer.gradient_accumulation):
-            rows = _take_all(data, part)
-            part_gradient, terms = self._gradient(state, _take_all(obs, part), rows)
+            rows = take_all(data, part)
+            places = {key: data[places_of(key)] for key in obs if places_of(key) in data}
+            part_gradient, terms = self._gradient(state, take_obs(obs, places, part), rows)
             share: Tensor | float = part.shape[0] / index.shape[0]
             if "weight" in data:
                 share = rows["weight"].sum() / data["weight"][:, index].sum()
@@ -395,12 +364,3 @@ class Learner:
         """What a checkpoint keeps of the optimizer: not the policy's parameters, nor what follows from the steps."""
         tensors = self.state._asdict() | {"learning_rate": self.learning_rate}
         return {name: x for name, x in tensors.items() if name not in ("param", "scales")}
-
-
-def _take(x: Tensor, part: Tensor | slice) -> Tensor:
-    """Some of the sequences `[L, Q, ...]` as rows, time by time."""
-    return x[:, part].flatten(0, 1)
-
-
-def _take_all(tensors: Tensors, part: Tensor | slice) -> Tensors:
-    return {name: _take(x, part) for name, x in tensors.items()}

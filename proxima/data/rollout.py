@@ -1,9 +1,11 @@
 """Storage of one iteration's experience, `[T, N]`, filled in place and reused."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Generator, Tensor
+
+from proxima.data.frames import gather_stacks, newest, stack_rows
 
 
 class Rollout:
@@ -11,6 +13,9 @@ class Rollout:
 
     For the learner it is cut into sequences: each env's steps into `C` of `L`, the last padded where `L` does not
     divide `T`. That makes `Q = C * N` sequences, `[L, Q]`. Without a memory a sequence is one step.
+
+    Of a key that stacks frames, `obs` has the newest of each step, so that every frame is kept once; `frames` has the
+    same with those before the first step in front.
     """
 
     def __init__(
@@ -23,14 +28,24 @@ class Rollout:
         device: torch.device,
         sequence_length: int = 1,
         state_size: int = 0,
+        stacks: Mapping[str, int] | None = None,
     ):
-        """`obs` and `action` are examples `[N, ...]` that give shapes and dtypes; all but bytes is kept as float32."""
+        """`obs` and `action` are examples `[N, ...]` that give shapes and dtypes; all but bytes is kept as float32.
+
+        `stacks` tells how many frames the keys that stack some have.
+        """
         self.num_steps, self.num_envs = num_steps, num_envs
         self.sequence_length = sequence_length
-        self.obs = {
-            key: torch.zeros(num_steps + 1, *x.shape, dtype=_storage_dtype(x.dtype), device=device)
-            for key, x in obs.items()
-        }
+        self.stacks = dict(stacks or {})
+        self.obs: dict[str, Tensor] = {}
+        self.frames: dict[str, Tensor] = {}
+        for key, x in obs.items():
+            count = self.stacks.get(key, 1)
+            form = newest(x, count) if count > 1 else x
+            rows = torch.zeros(count + num_steps, *form.shape, dtype=_storage_dtype(x.dtype), device=device)
+            self.obs[key] = rows[count - 1 :]
+            if count > 1:
+                self.frames[key] = rows
         self.action = torch.zeros(num_steps, *action.shape, dtype=action.dtype, device=device)
         self.reward = torch.zeros(num_steps, num_envs, device=device)
         self.terminated = torch.zeros(num_steps, num_envs, dtype=torch.bool, device=device)
@@ -53,6 +68,12 @@ class Rollout:
         self._final_state: list[Tensor] = []
         self.terminated.zero_()
         self.truncated.zero_()
+
+    def begin(self, obs: dict[str, Tensor]) -> None:
+        """Take the frames before the first step from the observations `[N, ...]` that it is taken on."""
+        for key, rows in self.frames.items():
+            count = self.stacks[key]
+            rows[: count - 1] = obs[key].unflatten(1, (count, -1))[:, :-1].transpose(0, 1)
 
     def add_final(self, index: Tensor, final_obs: dict[str, Tensor], state: Tensor | None = None) -> None:
         """Keep the last observations `[K, ...]` of truncated episodes, and the memory `[K, S]` of all before them.
@@ -88,7 +109,10 @@ class Rollout:
 
     def bootstrap_obs(self) -> dict[str, Tensor]:
         """`[N + K, ...]`: the observations after the rollout, then the final ones of truncated episodes."""
-        return {key: torch.cat((x[-1], *self._final_obs[key])) for key, x in self.obs.items()}
+        last = {key: x[-1] for key, x in self.obs.items()}
+        end = torch.arange(self.size, self.size + self.num_envs, device=self.reward.device)
+        last |= {key: gather_stacks(x.flatten(0, 1), self._places(key, end)) for key, x in self.frames.items()}
+        return {key: torch.cat((x, *self._final_obs[key])) for key, x in last.items()}
 
     def bootstrap_state(self) -> Tensor | None:
         """`[N + K, S]`: the memory with which each of the bootstrap observations is seen."""
@@ -97,6 +121,19 @@ class Rollout:
     def step_obs(self) -> dict[str, Tensor]:
         """`[T, N, ...]` of the acted-on observations, a view."""
         return {key: x[:-1] for key, x in self.obs.items()}
+
+    def stack_index(self) -> dict[str, Tensor]:
+        """`[T, N, F]` for every key that stacks frames: where in its `frames`, flattened `[R * N]`, each one is."""
+        steps = torch.arange(self.size, device=self.reward.device)
+        return {key: self._places(key, steps).view(self.num_steps, self.num_envs, -1) for key in self.frames}
+
+    def _places(self, key: str, step: Tensor) -> Tensor:
+        """`[K, F]`, of the steps `[K]` counted as t * N + n."""
+        count, time = self.stacks[key], torch.arange(self.num_steps + 1, device=step.device)
+        began = torch.where(torch.cat((torch.zeros_like(self.ended[:1]), self.ended)), time[:, None], 1 - count)
+        first = began.cummax(0).values.flatten()[step]  # [K], counted as steps are; before the first it does not matter
+        time, env = step // self.num_envs, step % self.num_envs
+        return (stack_rows(time, first, count) + count - 1) * self.num_envs + env[:, None]
 
     @property
     def start(self) -> Tensor:

@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 from torch.func import functional_call
 
 from proxima.algo.flat import FlatParameters
+from proxima.data.frames import newest
 from proxima.nets.actor_critic import ActorCritic
 
 _NOT_FOR_ACTING = ("normalizer.moments", "return_scale")
@@ -32,12 +33,15 @@ class Actor(nn.Module):
         super().__init__()
         self.policy, self.env_device = policy, env_device
         self.keys = policy.keys
+        self.stacks = [policy.spec.obs[key].frames for key in self.keys]
 
     def forward(self, seen: Rows, noise: Tensor, obs: Rows, action: Tensor, state: Rows) -> Tensor:
         """One vector step; `seen` may have the env's own dtypes, and `state` is empty or one tensor."""
-        for stored, x in zip(obs, seen, strict=True):
-            stored.copy_(x)
-        raw, env_action, after = self.policy.act(dict(zip(self.keys, obs, strict=True)), noise, *state)
+        taken = []
+        for stored, x, frames in zip(obs, seen, self.stacks, strict=True):
+            stored.copy_(newest(x, frames) if frames > 1 else x)
+            taken.append(x.to(stored) if frames > 1 else stored)
+        raw, env_action, after = self.policy.act(dict(zip(self.keys, taken, strict=True)), noise, *state)
         action.copy_(raw)
         if after is not None:
             state[0].copy_(after)

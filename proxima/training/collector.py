@@ -9,6 +9,7 @@ from torch import Generator, Tensor
 
 from proxima.algo.flat import FlatParameters
 from proxima.compiling import is_toolchain_failure, report_failure
+from proxima.data.frames import newest
 from proxima.data.generators import restore_generator
 from proxima.data.rollout import Rollout, as_stored
 from proxima.envs.base import Step, VecEnv
@@ -99,6 +100,7 @@ class Collector:
                 device=device,
                 sequence_length=sequence_length,
                 state_size=policy.state_size,
+                stacks={key: o.frames for key, o in policy.spec.obs.items() if key in policy.keys and o.frames > 1},
             )
         except (MemoryError, RuntimeError) as error:
             raise UsageError(
@@ -130,6 +132,7 @@ class Collector:
         """`num_steps` decisions of every env."""
         rollout, keys, taken = self.rollout, self._actor.keys, 0
         rollout.clear()
+        rollout.begin(self._now)
         self._noise.normal_(generator=self.generator)
         try:
             for t, (noise, action, reward, obs, kept) in enumerate(self._rows):
@@ -149,7 +152,8 @@ class Collector:
             self._check_finite(taken)  # a NaN on the way to an env is the better explanation
             raise
         for key, stored in rollout.obs.items():
-            stored[-1] = self._now[key]
+            frames = rollout.stacks.get(key, 1)
+            stored[-1] = newest(self._now[key], frames) if frames > 1 else self._now[key]
         for state in self._state:
             rollout.last_state = state.clone()
         self._check_finite(taken)
