@@ -43,7 +43,7 @@ def save(run_dir: Path, *, name: str, iteration: int, files: Mapping[str, Any], 
         run_dir: the run's folder.
         name: the run's name.
         iteration: iterations completed.
-        files: what `torch.save` writes, by file name.
+        files: what `torch.save` writes, by file name, or a function that gives it.
         metadata: added to the format version, versions and checksums in `metadata.yaml`.
     """
     target = run_dir / f"{name}-{iteration:05d}-{time.strftime('%m%d_%H%M%S')}"
@@ -65,7 +65,7 @@ def _write(temporary: Path, files: Mapping[str, Any], metadata: Mapping[str, Any
     checksums = {}
     for file_name, content in files.items():
         buffer = io.BytesIO()  # torch would hide a full disk behind an error of its own
-        torch.save(content, buffer)
+        torch.save(content() if callable(content) else content, buffer)
         (temporary / file_name).write_bytes(buffer.getbuffer())
         checksums[file_name] = _checksum(temporary / file_name)
     document = {

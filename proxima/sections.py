@@ -63,6 +63,11 @@ class EnvOptions:
     """LOW HIGH: hold each action for a random time within these seconds, drawn for every decision and env."""
 
     @property
+    def kwargs(self) -> dict[str, Any]:
+        """What the env is made with."""
+        return self.env_kwargs | ({} if self.rom is None else {"rom": self.rom})
+
+    @property
     def holds_actions(self) -> bool:
         """Whether any option asks for a hold; in env steps it may still come to one."""
         given = (self.action_hold_start_seconds, self.action_hold_random)

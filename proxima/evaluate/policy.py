@@ -15,6 +15,8 @@ from proxima.data.rollout import as_stored
 from proxima.envs.action_hold import Hold
 from proxima.errors import UsageError
 from proxima.nets.actor_critic import ActorCritic
+from proxima.nets.make import make_policy
+from proxima.nets.q_network import QNetwork
 from proxima.nets.spec import Spec
 
 
@@ -24,7 +26,7 @@ class LoadedPolicy:
     A policy with a memory remembers what it was given: `reset` says where a new episode begins.
     """
 
-    def __init__(self, policy: ActorCritic, *, seed: int = 0, hold: Hold | None = None):
+    def __init__(self, policy: ActorCritic | QNetwork, *, seed: int = 0, hold: Hold | None = None):
         self.policy = policy.eval()
         self.hold = hold or Hold()
         """For how many env steps each action is to be held, as it was in training when the checkpoint was written."""
@@ -93,6 +95,6 @@ def load_policy(path: str | Path, *, seed: int = 0) -> LoadedPolicy:
     folder = checkpoint.find(path)
     metadata = checkpoint.read_metadata(folder)
     config = config_from_dict(metadata["config"], source=str(folder))
-    policy = ActorCritic(Spec.from_dict(metadata["spec"]), config.policy, config.normalize)
+    policy = make_policy(Spec.from_dict(metadata["spec"]), config)
     policy.load_state_dict(checkpoint.read(folder, "agent.pt"))
     return LoadedPolicy(policy, seed=seed, hold=Hold(**metadata.get("action_hold", {})))

@@ -13,7 +13,6 @@ from proxima.config import Config
 from proxima.errors import UsageError
 from proxima.training.trainer import Trainer
 
-PHASES = ("collect", "advantage", "update")
 _CEILING_SECONDS = 3.0
 
 
@@ -78,7 +77,7 @@ def _bench(trainer: Trainer, seconds: float) -> Bench:
         start = time.perf_counter()
         while not rows or time.perf_counter() - start < seconds:
             rows.append(trainer.iterate())
-        phases = {phase: sum(row[f"{phase}_seconds"] for row in rows) / len(rows) for phase in PHASES}
+        phases = {phase: sum(row[f"{phase}_seconds"] for row in rows) / len(rows) for phase in trainer.algorithm.phases}
         env = trainer.env
         actions = trainer.collector.rollout.action
         to_env = trainer.policy.action_head.to_env

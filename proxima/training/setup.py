@@ -1,6 +1,6 @@
 """From options to the objects of a run: device, threads, envs, policy."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -9,8 +9,8 @@ from proxima.envs.base import VecEnv
 from proxima.envs.make import make_env
 from proxima.errors import UsageError
 from proxima.machine import available_cores
-from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.encoders import is_image
+from proxima.nets.make import make_policy
 from proxima.nets.spec import Spec
 from proxima.training.seeding import stream_seed
 
@@ -27,7 +27,7 @@ def build_env(config: Config) -> VecEnv:
         env.env,
         num_envs=env.num_envs,
         mode=env.vec_env_mode,
-        env_kwargs=env.env_kwargs,
+        env_kwargs=env.kwargs,
         max_episode_steps=env.max_episode_steps,
         num_workers=env.num_workers,
         spread_episodes=env.spread_episodes,
@@ -36,11 +36,11 @@ def build_env(config: Config) -> VecEnv:
     )
 
 
-def build_policy(spec: Spec, config: Config, device: torch.device) -> ActorCritic:
+def build_policy(spec: Spec, config: Config, device: torch.device) -> Any:
     """The policy with weights that depend on the seed alone; the global generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(config.run.seed, "networks"))
-        policy = ActorCritic(spec, config.policy, config.normalize)
+        policy = make_policy(spec, config)
     return policy.to(device)
 
 
@@ -98,9 +98,8 @@ def choose_threads(config: Config, *, images: bool) -> Threads:
     return Threads(act=learn if images else 1, learn=learn)
 
 
-def compiles_actor(config: Config, device: torch.device, num_iterations: int) -> bool:
+def compiles_actor(config: Config, device: torch.device, vector_steps: int) -> bool:
     """Whether acting is to be compiled: on the CPU, where the run takes vector steps enough to earn it back."""
-    vector_steps = num_iterations * config.ppo.num_steps
     wish = config.run.compile
     return device.type == "cpu" and (wish == "on" or (wish == "auto" and vector_steps >= _COMPILED_ACTOR_PAYS_AFTER))
 

@@ -4,7 +4,6 @@ import errno
 import logging
 import time
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 from rich.console import Console
 
 from proxima import checkpoint
-from proxima.algo.ppo import Learner
 from proxima.compiling import freeze_garbage, process_settings_kept
 from proxima.config import Config, config_from_dict, load_config
 from proxima.envs.action_hold import Hold
@@ -23,9 +21,11 @@ from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.spec import Spec
 from proxima.track.tracker import Tracker, make_console
 from proxima.training import setup
-from proxima.training.collector import Collector
+from proxima.training.algorithm import Algorithm
+from proxima.training.dqn_iteration import DQN
 from proxima.training.examiner import Examiner, passed
 from proxima.training.hold_schedule import HoldSchedule
+from proxima.training.ppo_iteration import PPO
 from proxima.training.resume import check_incomplete, is_complete, newest_of_name, resumed_config
 from proxima.training.run_folder import make_run_dir
 from proxima.training.seeding import stream_seed
@@ -64,33 +64,24 @@ class Trainer:
         self.spec = Spec.from_spaces(self.env.observation_space, self.env.action_space)
         self.hold_schedule = HoldSchedule(config, self.env.step_seconds)
         self.env.hold = self.hold_schedule.at(0.0)
-        iterations = max(1, round(config.num_iterations / self.hold_schedule.steps_a_decision()))
         images = setup.has_images(self.spec)
         self.device = setup.choose_device(config, images=images or self.env.device.type == "cuda")
         setup.check_precision(config, self.device)
         self.threads = setup.choose_threads(config, images=images)
-        if config.run.num_threads is not None and config.run.num_threads > self.threads.learn:
+        if run.num_threads is not None and run.num_threads > self.threads.learn:
             self.notices.append(
-                f"num_threads is {config.run.num_threads}, but there are {self.threads.learn} cores: so many are used."
+                f"num_threads is {run.num_threads}, but there are {self.threads.learn} cores: so many are used."
             )
-        self.policy = setup.build_policy(self.spec, config, self.device)
-        self.learner = Learner(
-            self.policy,
+        algorithm = PPO if config.algorithm.algorithm == "PPO" else DQN
+        self.algorithm: Algorithm = algorithm(
+            self.env,
+            self.spec,
             config,
             device=self.device,
-            seed=stream_seed(run.seed, "minibatches"),
-            num_iterations=iterations,
+            threads=self.threads,
+            decisions=max(1, round(run.total_timesteps / self.hold_schedule.steps_a_decision())),
         )
-        self.collector = Collector(
-            self.env,
-            self.policy,
-            num_steps=config.ppo.num_steps,
-            device=self.device,
-            env_seed=run.seed,
-            seed=stream_seed(run.seed, "actions"),
-            flat=self.learner.flat if setup.compiles_actor(config, self.device, iterations) else None,
-            sequence_length=config.sequence_length,
-        )
+        self.policy, self.collector = self.algorithm.policy, self.algorithm.collector
         self.examiner = Examiner(config, self.policy, step=0)
         self.iteration = 0
         self.lineage: list[str] = []
@@ -157,33 +148,18 @@ class Trainer:
         )
 
     def iterate(self) -> dict[str, float]:
-        """One iteration: collect, estimate advantages, update, then let the normaliser see the new observations."""
+        """One iteration of the algorithm, with the learning rate and the hold of this moment of the run."""
         progress = min(1.0, self.collector.global_step / self.config.run.total_timesteps)
-        self.learner.set_progress(progress)
+        self.algorithm.learner.set_progress(progress)
         self.env.hold = self.hold_schedule.at(progress)
-        times = [time.perf_counter()]
-        torch.set_num_threads(self.threads.act)
-        rollout = self.collector.collect()
-        if self.collector.no_toolchain and self.learner.compiled:
-            self.learner.give_up_compiling()
-        torch.set_num_threads(self.threads.learn)
-        times.append(time.perf_counter())
-        batch = self.learner.prepare(rollout)
-        times.append(time.perf_counter())
-        metrics = self.learner.update(batch, rollout)
-        # After the update, so that the first probability ratio of the next one is exactly 1.
-        self.policy.normalizer.update(rollout.step_obs())
-        times.append(time.perf_counter())
+        metrics = self.algorithm.iterate()
         self.iteration += 1
-        collect, advantage, update = (after - before for before, after in pairwise(times))
         return {
             "iteration": self.iteration,
             "global_step": self.collector.global_step,
             "wall_time": 0.0,
             "steps_per_second": 0.0,
-            "collect_seconds": collect,
-            "advantage_seconds": advantage,
-            "update_seconds": update,
+            **self.algorithm.take_seconds(),
             **self.collector.episodes.metrics(),
             **metrics,
             **self.env.counters(),
@@ -198,13 +174,12 @@ class Trainer:
             return None
         files: dict[str, Any] = {"agent.pt": {name: x.cpu().clone() for name, x in self.policy.state_dict().items()}}
         if self.config.checkpoint.save_optimizer:
-            learner = self.learner.state_dict()
-            files["optimizer.pt"] = learner.pop("optimizer")
+            own, state = self.algorithm.get_state()
+            files |= own
             env_state = self.env.get_state() if isinstance(self.env, ExactState) and not self.obstacle else None
             files["training_state.pt"] = {
                 "iteration": self.iteration,
-                "learner": learner,
-                "collector": self.collector.get_state(),
+                **state,
                 "env": env_state,
                 "examiner": self.examiner.get_state(),
                 "env_type": type(self.env).__name__,
@@ -265,19 +240,19 @@ class Trainer:
     def _restore(self, source: Path) -> None:
         metadata, state = checkpoint.read_metadata(source), checkpoint.read(source, "training_state.pt")
         self.policy.load_state_dict(checkpoint.read(source, "agent.pt"))
-        optimizer = checkpoint.read(source, "optimizer.pt")
-        same_device = self.learner.load_state_dict({"optimizer": optimizer, **state["learner"]})
-        self.learner.follow_changes(config_from_dict(metadata["config"], source=str(source)))
         self.iteration = state["iteration"]
         self.examiner.set_state(state["examiner"])
         exact = self._restore_envs(state)
         seed = None if exact else stream_seed(self.config.run.seed + self.iteration, "resumed envs") % 2**31
-        same_device &= self.collector.set_state(state["collector"], new_episodes_seed=seed)
+
+        def read(name: str) -> Any | None:
+            return checkpoint.read(source, name) if name in metadata["checksums"] else None
+
+        different = self.algorithm.set_state(read, state, new_episodes_seed=seed)
+        self.algorithm.learner.follow_changes(config_from_dict(metadata["config"], source=str(source)))
         if not exact:
-            self.learner.reward_normalizer.carry.zero_()
-            self.notices.append(f"This resume is not exact: {source} has no state that fits these envs; new episodes.")
-        if not same_device:
-            self.notices.append("This resume is not exact: the generators of another device do not fit this one.")
+            different.append(f"{source} has no state that fits these envs; new episodes")
+        self.notices += [f"This resume is not exact: {what}." for what in different]
         self.notices += self.hold_schedule.changed_by_resume(
             Hold(**metadata["action_hold"]), self.collector.global_step / self.config.run.total_timesteps
         )
@@ -338,7 +313,7 @@ class Trainer:
 
     def machine_use(self) -> str:
         """Threads of each phase, and what is to be compiled, in a few words."""
-        wanted = {"learner": self.learner.compiled, "acting": self.collector.compiles}
+        wanted = {"learner": self.algorithm.learner.compiled, "acting": self.collector.compiles}
         compiled = " and ".join(what for what, is_wanted in wanted.items() if is_wanted)
         physics = getattr(self.env, "num_threads", None)
         threads = "threads: " + (f"{physics} physics, " if physics else "")

@@ -1,0 +1,69 @@
+"""What a run iterates, whichever algorithm it is: a policy, what collects for it, and what teaches it."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from proxima.config import Config
+from proxima.envs.base import VecEnv
+from proxima.training.collector import Collector
+from proxima.training.setup import Threads
+
+Files = dict[str, Any]
+"""What a checkpoint holds, by file name; a function is asked for its content when the file is written."""
+
+
+class Algorithm(ABC):
+    """One iteration after the other, and all that a checkpoint keeps of them."""
+
+    policy: Any
+    """An `ActorCritic` or a `QNetwork`: both act, value and normalise in the same way."""
+    learner: Any
+    collector: Collector
+    phases: tuple[str, ...]
+    """What an iteration spends its time on."""
+
+    def __init__(self, env: VecEnv, config: Config, *, device: torch.device, threads: Threads):
+        self.env, self.config, self.device, self.threads = env, config, device, threads
+        self._seconds: dict[str, float] = {}
+
+    @abstractmethod
+    def iterate(self) -> dict[str, float]:
+        """Collect and learn once; what came of it."""
+
+    def timed(self, phase: str, work: Callable[[], Any]) -> Any:
+        """Do the work, with the threads that it is given, and add what it took to the phase's seconds."""
+        threads = self.threads.act if phase == "collect" else self.threads.learn
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        start = time.perf_counter()
+        result = work()
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - start
+        return result
+
+    def take_seconds(self) -> dict[str, float]:
+        """Seconds of each phase since this was last asked."""
+        seconds, self._seconds = self._seconds, {}
+        return {f"{phase}_seconds": seconds.get(phase, 0.0) for phase in self.phases}
+
+    def get_state(self) -> tuple[Files, dict[str, Any]]:
+        """Files of their own, and what goes into the training state, copied."""
+        learner = self.learner.state_dict()
+        return {"optimizer.pt": learner.pop("optimizer")}, {
+            "learner": learner,
+            "collector": self.collector.get_state(),
+        }
+
+    def set_state(
+        self, read: Callable[[str], Any | None], state: dict[str, Any], *, new_episodes_seed: int | None
+    ) -> list[str]:
+        """Put back what `get_state` gave; with a seed, in new episodes. Returns what is not as it was, in words.
+
+        `read` gives the content of a file of the checkpoint, or None where it has no such file.
+        """
+        same = self.learner.load_state_dict({"optimizer": read("optimizer.pt"), **state["learner"]})
+        same &= self.collector.set_state(state["collector"], new_episodes_seed=new_episodes_seed)
+        return [] if same else ["the generators of another device do not fit this one"]
