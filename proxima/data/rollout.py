@@ -86,6 +86,11 @@ class Rollout:
             return torch.zeros(0, dtype=torch.long, device=self.reward.device)
         return torch.cat(self._final_index).to(self.reward.device)
 
+    @property
+    def final_obs(self) -> dict[str, Tensor]:
+        """`[K, ...]`, the last observations of truncated episodes, as stored."""
+        return {key: torch.cat((x[-1][:0], *self._final_obs[key])) for key, x in self.obs.items()}
+
     def bootstrap_obs(self) -> dict[str, Tensor]:
         """`[N + K, ...]`: the observations after the rollout, then the final ones of truncated episodes."""
         return {key: torch.cat((x[-1], *self._final_obs[key])) for key, x in self.obs.items()}
