@@ -200,6 +200,36 @@ class Bernoulli:
         return (F.softplus(self.logits) - self.logits * self.logits.sigmoid()).sum(-1)
 
 
+@dataclass(slots=True)
+class EpsilonGreedy:
+    """The choice of highest Q; with probability epsilon, any of them."""
+
+    q: Tensor  # [B, A]
+    epsilon: Tensor  # []
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """`noise` `[B, 2]`: the first number says whether to explore, the second which choice that is."""
+        share, choices = torch.special.ndtr(noise).unbind(-1), self.q.shape[-1]
+        explored = (share[1] * choices).long().clamp(max=choices - 1)
+        return torch.where(share[0] < self.epsilon, explored, self.mode())
+
+    def mode(self) -> Tensor:
+        """The choice of highest Q, however large epsilon is."""
+        return self.q.argmax(-1)
+
+    def _probability(self) -> Tensor:
+        choices = self.q.shape[-1]
+        return self.epsilon / choices + (1.0 - self.epsilon) * F.one_hot(self.mode(), choices)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """Minus infinity for what is never chosen."""
+        return self._probability().gather(-1, action[..., None]).squeeze(-1).log()
+
+    def entropy(self) -> Tensor:
+        """Closed form."""
+        return torch.special.entr(self._probability()).sum(-1)
+
+
 def _gamma(shape: Tensor, noise: Tensor) -> Tensor:
     """Gamma samples for shapes `[B, A]` of at least 1 (Marsaglia and Tsang 2000): the first candidate accepted.
 

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
-from proxima.algo.distributions import Distribution
+from proxima.algo.distributions import Distribution, EpsilonGreedy
 from proxima.algo.normalize import ObsNormalizer
 
 
@@ -32,3 +32,16 @@ class Policy(nn.Module, ABC):
     @abstractmethod
     def value(self, obs: dict[str, Tensor], state: Tensor | None = None) -> Tensor:
         """Value `[B]` of raw observations, each seen with the memory `[B, S]` of what came before it."""
+
+
+class QPolicy(Policy):
+    """A policy that follows the values of its actions."""
+
+    epsilon: Tensor
+    """[], how often it acts at random where it is given noise."""
+
+    @abstractmethod
+    def forward(
+        self, obs: dict[str, Tensor], state: Tensor | None = None, start: Tensor | None = None
+    ) -> tuple[EpsilonGreedy, Tensor]:
+        """Distribution, which holds Q `[B, A]`, and value `[B]`, the highest Q, of normalised observations."""

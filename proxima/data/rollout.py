@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Generator, Tensor
 
-from proxima.data.frames import gather_stacks, newest, stack_rows
+from proxima.data.frames import frame_rows, gather_stacks, newest
 
 
 class Rollout:
@@ -107,6 +107,15 @@ class Rollout:
             return torch.zeros(0, dtype=torch.long, device=self.reward.device)
         return torch.cat(self._final_index).to(self.reward.device)
 
+    @property
+    def final_obs(self) -> dict[str, Tensor]:
+        """`[K, ...]`, the last observations of truncated episodes; of a stack, the newest frame."""
+        kept = {
+            key: [newest(x, self.stacks[key]) for x in found] if key in self.stacks else found
+            for key, found in self._final_obs.items()
+        }
+        return {key: torch.cat((x[-1][:0], *kept[key])) for key, x in self.obs.items()}
+
     def bootstrap_obs(self) -> dict[str, Tensor]:
         """`[N + K, ...]`: the observations after the rollout, then the final ones of truncated episodes."""
         last = {key: x[-1] for key, x in self.obs.items()}
@@ -133,7 +142,7 @@ class Rollout:
         began = torch.where(torch.cat((torch.zeros_like(self.ended[:1]), self.ended)), time[:, None], 1 - count)
         first = began.cummax(0).values.flatten()[step]  # [K], counted as steps are; before the first it does not matter
         time, env = step // self.num_envs, step % self.num_envs
-        return (stack_rows(time, first, count) + count - 1) * self.num_envs + env[:, None]
+        return (frame_rows(time, first, count) + count - 1) * self.num_envs + env[:, None]
 
     @property
     def start(self) -> Tensor:

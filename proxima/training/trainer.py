@@ -22,7 +22,6 @@ from proxima.nets.spec import Spec
 from proxima.track.tracker import Tracker, make_console
 from proxima.training import setup
 from proxima.training.algorithm import Algorithm
-from proxima.training.dqn_iteration import DQN
 from proxima.training.examiner import Examiner, passed
 from proxima.training.hold_schedule import HoldSchedule
 from proxima.training.ppo_iteration import PPO
@@ -72,6 +71,8 @@ class Trainer:
             self.notices.append(
                 f"num_threads is {run.num_threads}, but there are {self.threads.learn} cores: so many are used."
             )
+        if config.algorithm.algorithm == "DQN":
+            from proxima.training.dqn_iteration import DQN
         algorithm = PPO if config.algorithm.algorithm == "PPO" else DQN
         self.algorithm: Algorithm = algorithm(
             self.env,
