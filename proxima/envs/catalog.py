@@ -35,6 +35,13 @@ for _name, _steps, _entry_point in (
         kwargs={"env_id": f"{OURS}/{_name}"} if _entry_point.startswith("tensor") else {},
     )
 
+_MARIO = "proxima.envs.mario.env:MarioEnv"
+gym.register(f"{OURS}/SuperMarioBros-v0", _MARIO)
+for _world in range(1, 9):
+    for _stage in range(1, 5):
+        _kwargs = {"world": _world, "stage": _stage}
+        gym.register(f"{OURS}/SuperMarioBros-{_world}-{_stage}-v0", _MARIO, kwargs=_kwargs)
+
 
 def is_dead(spec: EnvSpec) -> bool:
     """Whether the id is registered only to say that it is gone."""

@@ -1,6 +1,7 @@
 """The exact state of a Gymnasium env, wrappers included, as plain data; and its return into another object.
 
-Two ways. *Attributes*: where every attribute of the env and its wrappers is data (numbers, text, arrays, generators,
+Three ways. *Its own*: an env with `get_state()` and `set_state(state)` is taken at its word, and only its wrappers are
+looked into. *Attributes*: where every attribute of the env and its wrappers is data (numbers, text, arrays, generators,
 MuJoCo's `MjData`, containers of them, objects with nothing else in them), they are the state. *Replay*: an env of other
 kinds (Box2D, most games) is brought back by its generator as it was before the reset, and the episode's actions.
 Whether the way that applies is exact for an env is not believed but tried, by `why_inexact`.
@@ -9,6 +10,7 @@ Knows numpy and Gymnasium, not torch: workers import it.
 """
 
 import copy
+import inspect
 import random
 import time
 import types
@@ -46,7 +48,9 @@ class Snapshot:
 
     def __init__(self, env: gym.Env):
         self.env = env
-        self.replays = not _is_plain(env)
+        self._own = _has_own_state(env.unwrapped)
+        self._read = _layers(env)[: -1 if self._own else None]  # those whose attributes are the state
+        self.replays = not _is_plain(self._read)
         self._before: Plain = None
         self._seed: int | None = None
         self._elapsed = 0
@@ -72,7 +76,8 @@ class Snapshot:
     def capture(self) -> Plain:
         """The state as plain data, copied."""
         if not self.replays:
-            return {"layers": [_layer_state(layer) for layer in _layers(self.env)]}
+            own = {"own": _encode(self.env.unwrapped.get_state(), "get_state()")} if self._own else {}
+            return {"layers": [_layer_state(layer) for layer in self._read], **own}
         return {
             "before": self._before,
             "seed": self._seed,
@@ -83,8 +88,10 @@ class Snapshot:
     def restore(self, state: Plain) -> None:
         """Put a state of `capture` into this env, which must have been built by the same recipe."""
         if not self.replays:
-            for layer, saved in zip(_layers(self.env), state["layers"], strict=True):
+            for layer, saved in zip(self._read, state["layers"], strict=True):
                 _restore_layer(layer, saved)
+            if self._own:
+                self.env.unwrapped.set_state(_decode(state["own"], None))
             return
         self.env.unwrapped._np_random = _decode(state["before"], None)
         self.before_reset(state["seed"])
@@ -171,9 +178,19 @@ def _layers(env: Any) -> list[Any]:
     return layers
 
 
-def _is_plain(env: Any) -> bool:
+def _has_own_state(env: Any) -> bool:
+    """Whether an env offers `get_state()` and `set_state(state)`; MuJoCo's `set_state(qpos, qvel)` is another thing."""
     try:
-        for layer in _layers(env):
+        inspect.signature(env.get_state).bind()
+        inspect.signature(env.set_state).bind(None)
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return True
+
+
+def _is_plain(layers: list[Any]) -> bool:
+    try:
+        for layer in layers:
             _layer_state(layer)
     except NotPlain:
         return False

@@ -1,0 +1,63 @@
+"""Finding the game file of Super Mario Bros., which is its maker's and so never part of this package."""
+
+import hashlib
+import importlib.util
+import os
+from pathlib import Path
+
+from proxima.errors import UsageError
+
+VARIABLE = "PROXIMA_MARIO_ROM"
+"""Environment variable with the path of the game file."""
+CARRIER = "gym_super_mario_bros"
+"""A package whose wheel carries the file. It is looked at, never imported: it needs an old Gym and an old NumPy."""
+
+_HEADER = b"NES\x1a\x02\x01\x01" + bytes(9)  # iNES: 2 x 16 kB of program, 8 kB of pictures, vertical mirroring
+# SHA-1 of the file without its header.
+_KNOWN = {
+    "0c4992fc08d2278697339d3b48066e7b5f943598",  # the carrier's; what the tests run with
+    "facee9c577a5262dbe33ac4930bb0b58c8c037f7",  # the common dump, as stable-retro names it
+}
+_WAYS = (
+    "Give the path of your own copy (a .nes file) as the env keyword `rom` (--env-kwargs rom=PATH), or in the "
+    f"environment variable {VARIABLE}, or install a package that carries it: "
+    "pip install --no-deps gym-super-mario-bros==7.4.0."
+)
+
+
+def find_rom(path: str | os.PathLike[str] | None = None) -> Path | None:
+    """Where the game file should be: the path given, else the environment variable's, else the carrier's copy."""
+    chosen = path or os.environ.get(VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser()
+    package = importlib.util.find_spec(CARRIER)
+    for folder in (package.submodule_search_locations or ()) if package else ():
+        file = Path(folder) / "_roms" / "super-mario-bros.nes"
+        if file.is_file():
+            return file
+    return None
+
+
+def load_rom(path: str | os.PathLike[str] | None = None) -> bytes:
+    """The game, header included.
+
+    Raises:
+        UsageError: there is no such file, or it is something else.
+    """
+    file = find_rom(path)
+    if file is None:
+        raise UsageError(f"the game file of Super Mario Bros. was not found. {_WAYS}")
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"the game file of Super Mario Bros., {str(file)!r}, cannot be read ({error.strerror}). {_WAYS}"
+        ) from error
+    body = content[16:] if content.startswith(b"NES\x1a") else content
+    found = hashlib.sha1(body).hexdigest()
+    if found not in _KNOWN:
+        raise UsageError(
+            f"{str(file)!r} is not the game Super Mario Bros. that this env knows: its SHA-1 without the header is "
+            f"{found}, not {' or '.join(sorted(_KNOWN))}. {_WAYS}"
+        )
+    return _HEADER + body
