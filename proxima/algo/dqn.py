@@ -50,9 +50,7 @@ class DQNLearner:
             self.flat.vector, loss_scale=_FIRST_SCALE if optimizer.precision == "fp16" else 1.0
         )
         self.learning_rate = self.flat.vector.new_tensor(optimizer.learning_rate)
-        self._epochs = Epochs(
-            self._step, num_metrics=len(STEP_METRICS), device=device, compiled=self._wants_compile()
-        )
+        self._epochs = Epochs(self._step, num_metrics=len(STEP_METRICS), device=device, compiled=self._wants_compile())
         self._total = self.flat.vector.new_zeros(len(STEP_METRICS))
         self._updates = 0  # in the total
         self.set_progress(0.0)
@@ -79,9 +77,7 @@ class DQNLearner:
         for count in self._counts(replay, num_updates):
             obs, data = self._prepare(replay.gather(replay.draw(count * size, self.generator)))
             order = torch.arange(count * size, device=self.device).view(count, size)
-            state, total = self._epochs(self.state, self.learning_rate, obs, data, order)
-            self._keep(state)
-            self._total += total
+            self._epochs(self.state, self.learning_rate, obs, data, order, self._total)
             self._updates += count
 
     def _counts(self, replay: Replay, num_updates: int) -> Iterator[int]:
@@ -106,11 +102,6 @@ class DQNLearner:
         else:
             data["target"] = batch.return_ + batch.discount * target_q.amax(-1)
         return obs, data
-
-    @torch.no_grad()
-    def _keep(self, state: AdamState) -> None:
-        for ours, new in zip(self.state, state, strict=True):
-            ours.copy_(new)
 
     @torch.no_grad()
     def copy_target(self, env_steps: int) -> bool:

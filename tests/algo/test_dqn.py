@@ -240,7 +240,7 @@ def test_compiled_agrees_with_eager() -> None:
     eager, replay, _ = make(double_q=True, learning_rate=1e-3)
     compiled, _, _ = make(double_q=True, learning_rate=1e-3, compile="on")
     for learner in (eager, compiled):
-        learner.update(replay, 4)
+        learner.update(replay, 5)  # four in a loop, and one
     assert compiled.compiled, "the compiler did not work"
     torch.testing.assert_close(eager.state.param, compiled.state.param, rtol=1e-5, atol=1e-5)
     assert eager.metrics()["q_loss"] == pytest.approx(compiled.metrics()["q_loss"], abs=1e-5)
