@@ -1,4 +1,4 @@
-"""Learning rates over the course of a run."""
+"""Learning rates and exploration over the course of a run."""
 
 import math
 
@@ -20,3 +20,9 @@ def adapted(learning_rate: float, kl: float, desired_kl: float) -> float:
     if kl < 0.5 * desired_kl:
         return max(learning_rate, min(1e-2, learning_rate * 1.5))
     return learning_rate
+
+
+def exploration(start: float, end: float, fraction: float, progress: float) -> float:
+    """How often to act at random: from `start` to `end` in a straight line over a `fraction` of the run."""
+    share = min(1.0, progress / fraction) if fraction > 0 else 1.0
+    return start + (end - start) * share

@@ -32,7 +32,7 @@ class QHead(nn.Module):
         return EpsilonGreedy(self.linear(features).float(), self.epsilon)
 
     def to_env(self, action: Tensor) -> Tensor:
-        """Choices are counted from 0 here as in the env's own numbers."""
+        """A choice as it is; where the env counts from another number than 0, `ActionSpec.to_env` knows."""
         return action
 
 

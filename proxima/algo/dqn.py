@@ -1,0 +1,227 @@
+"""DQN (Mnih et al. 2015): from a replay buffer to better values of actions.
+
+As in `ppo.py`, the minibatch step (gather, forward, loss, gradient, clipping, Adam) is one function of tensors on one
+flat parameter vector, which compiles as a whole. What does not change from step to step, the target network's values,
+is computed for several minibatches at once. Metrics stay on the device until they are asked for.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+from torch.func import functional_call, grad_and_value
+
+from proxima.algo.adam import AdamState, adam_step, bias_scales, clip_by_norm, scaled_adam_step
+from proxima.algo.epochs import Epochs
+from proxima.algo.flat import FlatParameters
+from proxima.algo.policy import QPolicy
+from proxima.algo.schedules import exploration, scheduled
+from proxima.config import Config
+from proxima.data.generators import restore_generator
+from proxima.data.replay import Replay, Transitions
+from proxima.errors import NonFiniteError, UsageError
+
+STEP_METRICS = ("q_loss", "q_mean", "td_error", "gradient_norm")
+Tensors = dict[str, Tensor]
+_AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_FIRST_SCALE = 2.0**16  # of an fp16 loss
+_COMPILE_PAYS_AFTER = 20_000
+# Minibatches that are gathered at a time: so many, and so many bytes of observations, by the kind of device.
+_MOST_AT_A_TIME, _BYTES_AT_A_TIME = 64, {"cpu": 2**24}
+_BYTES_ON_A_GPU = 2**28
+
+
+class DQNLearner:
+    """DQN's update of one policy, with everything that a resume needs in `state_dict`."""
+
+    def __init__(self, policy: QPolicy, config: Config, *, device: torch.device, seed: int):
+        self.policy, self.config, self.device = policy, config, device
+        self.dqn, self.algorithm = config.dqn, config.algorithm  # type: ignore[attr-defined]
+        optimizer = config.optimizer
+        if optimizer.lr_schedule == "adaptive":
+            raise UsageError("lr_schedule is adaptive, but dqn has no KL to follow: use constant, linear or cosine.")
+        self.generator = Generator(device).manual_seed(seed)
+        self.flat = FlatParameters(policy)
+        self.target = self.flat.vector.clone()
+        self._copies = 0  # multiples of target_update_every that have passed
+        self.state = AdamState.start(
+            self.flat.vector, loss_scale=_FIRST_SCALE if optimizer.precision == "fp16" else 1.0
+        )
+        self.learning_rate = self.flat.vector.new_tensor(optimizer.learning_rate)
+        self._epochs = Epochs(self._step, num_metrics=len(STEP_METRICS), device=device, compiled=self._wants_compile())
+        self._total = self.flat.vector.new_zeros(len(STEP_METRICS))
+        self._updates = 0  # in the total
+        self.set_progress(0.0)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the step is, or is to be, compiled."""
+        return self._epochs.compiled
+
+    def give_up_compiling(self) -> None:
+        """Go on eager."""
+        self._epochs.compiled = False
+
+    def _wants_compile(self) -> bool:
+        run = self.config.run
+        steps = run.total_timesteps // self.dqn.train_freq
+        return run.compile == "on" or (run.compile == "auto" and steps >= _COMPILE_PAYS_AFTER)
+
+    # Update ----------------------------------------------------------------------------------------------------------
+
+    def update(self, replay: Replay, num_updates: int) -> None:
+        """So many optimizer steps, each on a minibatch of its own."""
+        size = self.algorithm.minibatch_size
+        for count in self._counts(replay, num_updates):
+            obs, data = self._prepare(replay.gather(replay.draw(count * size, self.generator)))
+            order = torch.arange(count * size, device=self.device).view(count, size)
+            self._epochs(self.state, self.learning_rate, obs, data, order, self._total)
+            self._updates += count
+
+    def _counts(self, replay: Replay, num_updates: int) -> Iterator[int]:
+        """How many minibatches at a time: powers of two, so that few sizes are ever compiled."""
+        row = sum(x[0, 0].nbytes * replay.frames[key] for key, x in replay.obs.items())
+        most = _BYTES_AT_A_TIME.get(self.device.type, _BYTES_ON_A_GPU) // (2 * row * self.algorithm.minibatch_size)
+        most = min(max(1, most), _MOST_AT_A_TIME)
+        while num_updates > 0:
+            count = 1 << (min(most, num_updates).bit_length() - 1)
+            num_updates -= count
+            yield count
+
+    @torch.no_grad()
+    def _prepare(self, batch: Transitions) -> tuple[Tensors, Tensors]:
+        """Observations `[M * B, ...]`, normalised, and all else that the steps take rows of."""
+        obs, next_obs = self.policy.normalizer(batch.obs), self.policy.normalizer(batch.next_obs)
+        target_q = self._q(self.target, next_obs)
+        data = {"action": batch.action}
+        if self.dqn.double_q:
+            data |= {"return_": batch.return_, "discount": batch.discount, "target_q": target_q}
+            data |= {f"next {key}": x for key, x in next_obs.items()}
+        else:
+            data["target"] = batch.return_ + batch.discount * target_q.amax(-1)
+        return obs, data
+
+    @torch.no_grad()
+    def copy_target(self, env_steps: int) -> bool:
+        """Let the target network follow if another multiple of `target_update_every` env steps has passed."""
+        copies = env_steps // self.dqn.target_update_every
+        due = copies > self._copies
+        if due:
+            self.target.copy_(self.state.param)
+            self._copies = copies
+        return due
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the steps since the last call, in one copy; NaN if there were none."""
+        host = (self._total / self._updates if self._updates else self._total + torch.nan).tolist()
+        if self._updates:
+            self._check_finite(host)
+        self._total.zero_()
+        self._updates = 0
+        rates = {"learning_rate": float(self.learning_rate), "epsilon": float(self.policy.epsilon)}
+        return dict(zip(STEP_METRICS, host, strict=True)) | rates
+
+    def _check_finite(self, metrics: list[float]) -> None:
+        # An fp16 gradient may overflow: its step is then left out and the loss scale lowered.
+        fp16 = self.config.optimizer.precision == "fp16"
+        for name, value in zip(STEP_METRICS, metrics, strict=True):
+            if not math.isfinite(value) and not (fp16 and name == "gradient_norm"):
+                raise NonFiniteError(
+                    f"the {name} became {value} in the update: try a lower learning_rate or max_grad_norm, or check "
+                    "the env's rewards."
+                )
+        if not bool(torch.isfinite(self.state.param).all()):
+            raise NonFiniteError("the update made a weight infinite or NaN: try a lower learning_rate.")
+
+    def set_progress(self, progress: float) -> None:
+        """Set learning rate and epsilon for this share of the run."""
+        optimizer, dqn = self.config.optimizer, self.dqn
+        self.learning_rate.fill_(scheduled(optimizer.lr_schedule, optimizer.learning_rate, progress))
+        ends = (dqn.exploration_start, dqn.exploration_end)
+        self.policy.epsilon.fill_(exploration(*ends, dqn.exploration_fraction, progress))
+
+    # The minibatch step ----------------------------------------------------------------------------------------------
+
+    def _step(
+        self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, index: Tensor
+    ) -> tuple[AdamState, Tensor]:
+        """One optimizer step on the rows of `index` `[B]`, and its metrics `[4]`."""
+        optimizer = self.config.optimizer
+        obs, data = _take_all(obs, index), _take_all(data, index)
+        gradient, terms = self._gradient(state, obs, data["action"], self._targets(state, data))
+        fp16 = optimizer.precision == "fp16"
+        if fp16:
+            gradient = gradient / state.loss_scale
+        clipped, norm = clip_by_norm(gradient, optimizer.max_grad_norm)
+        apply = scaled_adam_step if fp16 else adam_step
+        state = apply(state, clipped, learning_rate, eps=optimizer.adam_eps, weight_decay=optimizer.weight_decay)
+        return state, torch.cat((terms, norm[None]))
+
+    def _targets(self, state: AdamState, data: Tensors) -> Tensor:
+        """What Q of the actions is to become, `[B]`."""
+        if not self.dqn.double_q:
+            return data["target"]
+        with torch.no_grad():
+            # Chosen by one network, valued by the other (van Hasselt et al. 2016).
+            next_obs = {name.removeprefix("next "): x for name, x in data.items() if name.startswith("next ")}
+            best = self._q(state.param, next_obs).argmax(-1)
+            return data["return_"] + data["discount"] * _chosen(data["target_q"], best)
+
+    def _gradient(self, state: AdamState, obs: Tensors, action: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradient `[P]` of the (scaled) loss; and loss, mean Q and mean absolute error `[3]`."""
+        fp16 = self.config.optimizer.precision == "fp16"
+
+        def loss(param: Tensor) -> tuple[Tensor, Tensor]:
+            q = _chosen(self._q(param, obs), action)
+            huber = F.smooth_l1_loss(q, target)
+            terms = torch.stack((huber, q.mean(), (q - target).abs().mean())).detach()
+            return huber * state.loss_scale if fp16 else huber, terms
+
+        if torch.compiler.is_compiling():  # the form that a compiled graph may hold inside
+            gradient, (_, terms) = grad_and_value(loss, has_aux=True)(state.param)
+            return gradient, terms
+        param = state.param.detach().requires_grad_()
+        with torch.enable_grad():
+            scaled, terms = loss(param)
+            return torch.autograd.grad(scaled, param)[0], terms
+
+    def _q(self, param: Tensor, obs: Tensors) -> Tensor:
+        """Q `[B, A]` with the weights of a vector."""
+        precision = self.config.optimizer.precision
+        with torch.autocast(self.device.type, _AUTOCAST[precision], enabled=precision != "fp32"):
+            return functional_call(self.policy, self.flat.views(param), (obs,))[0].q
+
+    # State -----------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Optimizer, target network and generator; the weights belong to the policy."""
+        return {
+            "optimizer": {name: x.clone() for name, x in self._optimizer_tensors().items()},
+            "target": {"param": self.target.clone(), "copies": torch.tensor(self._copies)},
+            "generator": {"state": self.generator.get_state()},
+        }
+
+    def load_state_dict(self, state: dict[str, dict[str, Tensor]]) -> bool:
+        """Put back what `state_dict` gave. Returns whether the generator could be: one of another device cannot."""
+        for name, tensor in self._optimizer_tensors().items():
+            tensor.copy_(state["optimizer"][name])
+        self.state.scales.copy_(bias_scales(self.state.steps))
+        self.target.copy_(state["target"]["param"])
+        self._copies = int(state["target"]["copies"])
+        return restore_generator(self.generator, state["generator"]["state"], otherwise=int(self.state.steps))
+
+    def _optimizer_tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps of the optimizer: not the policy's parameters, nor what follows from the steps."""
+        tensors = self.state._asdict() | {"learning_rate": self.learning_rate}
+        return {name: x for name, x in tensors.items() if name not in ("param", "scales")}
+
+
+def _take_all(tensors: Tensors, index: Tensor) -> Tensors:
+    return {name: x.index_select(0, index) for name, x in tensors.items()}
+
+
+def _chosen(q: Tensor, action: Tensor) -> Tensor:
+    """`[B]` of `[B, A]`."""
+    return q.gather(-1, action[:, None]).squeeze(-1)
