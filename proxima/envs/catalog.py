@@ -28,6 +28,7 @@ for _name, _steps, _entry_point in (
     ("Recall-v0", None, "tensor_tasks:single"),
     ("CartPoleHidden-v1", 500, "hidden:cart_pole"),
     ("PendulumHidden-v1", 200, "hidden:pendulum"),
+    ("PixelCatch-v0", None, "pixel_catch:PixelCatch"),
 ):
     gym.register(
         f"{OURS}/{_name}",

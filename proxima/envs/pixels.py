@@ -36,6 +36,8 @@ class AreaResize:
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
         """`[H, W]` of integers up to 255 to `[size, size]` uint8."""
+        if self._total == 1:
+            return image.astype(np.uint8, copy=False)
         image = image.astype(self._kind, copy=False)
         tall = _weighted_rows(image, self._rows, self._row_weights)  # [size, W]
         small = _weighted_rows(np.ascontiguousarray(tall.T), self._columns, self._column_weights)  # [size, size]
