@@ -26,6 +26,7 @@ class AreaResize:
 
     def __init__(self, shape: tuple[int, int], size: int) -> None:
         rows, columns = (_coverage(length, size) for length in shape)
+        self._size = size
         self._rows, row_weights, row_total = rows
         self._columns, column_weights, column_total = columns
         self._total = row_total * column_total
@@ -36,7 +37,7 @@ class AreaResize:
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
         """`[H, W]` of integers up to 255 to `[size, size]` uint8."""
-        if self._total == 1:
+        if image.shape == (self._size, self._size):
             return image.astype(np.uint8, copy=False)
         image = image.astype(self._kind, copy=False)
         tall = _weighted_rows(image, self._rows, self._row_weights)  # [size, W]
@@ -102,6 +103,7 @@ class PixelEnv(gym.Env[np.ndarray, Any]):
         render_mode: "rgb_array": `render()` gives the last frame in the game's own colours and size.
     """
 
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 15.0}  # noqa: RUF012 (Gymnasium's way)
     frames_per_second = 60.0
     episode_info: tuple[str, ...] = ()
     """Names of the numbers in `info` that are worth a summary at the end of an episode."""
@@ -129,7 +131,7 @@ class PixelEnv(gym.Env[np.ndarray, Any]):
         self.noop_max = noop_max
         self.reward_clip = reward_clip
         self.render_mode = render_mode
-        self.metadata = {"render_modes": ["rgb_array"], "render_fps": self.frames_per_second / frame_skip}
+        self.metadata = {**self.metadata, "render_fps": self.frames_per_second / frame_skip}
         self._channels = 1 if grayscale else 3
         image = spaces.Box(0, 255, (self._channels, image_size, image_size), np.uint8)
         self.observation_space = StackedBox(image, frame_stack)
