@@ -4,6 +4,7 @@ Workers are started as commands, not through `multiprocessing`, so that a user's
 shared memory is a file without a name, so that nothing is left behind however the processes end.
 """
 
+import functools
 import math
 import mmap
 import os
@@ -40,6 +41,14 @@ def _anonymous_file(size: int) -> int:
             fd = os.dup(file.fileno())
     os.ftruncate(fd, size)
     return fd
+
+
+@functools.cache  # once a process, not once a vector env
+def _warn_of_crowding(num_workers: int) -> None:
+    cores = available_cores()
+    logger.warning(
+        "num_workers is %d, but there are %d cores: more workers than cores wait on each other", num_workers, cores
+    )
 
 
 def _shut_down(workers: list[Worker], owner: int) -> None:
@@ -82,6 +91,8 @@ class AsyncVecEnv(GymVecEnv):
             raise UsageError(f"step_timeout is {step_timeout}; it must be positive, or None to wait for ever")
         self.env_id = env_id
         recipe = Recipe.of(env_id, env_kwargs=env_kwargs, max_episode_steps=max_episode_steps, wrappers=wrappers)
+        if num_workers is not None and num_workers > available_cores():
+            _warn_of_crowding(num_workers)
         self._order = {"recipe": self._pickled(recipe), "num_envs": num_envs, "max_failures": max_failures}
 
         count = min(num_envs, num_workers or available_cores())

@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
+from proxima.envs.mario.rom import VARIABLE, find_rom
 from proxima.errors import UsageError
 
 # Entry points that only raise: mujoco-py's old ids and the shims for old Gym.
@@ -27,6 +28,7 @@ for _name, _steps, _entry_point in (
     ("Recall-v0", None, "tensor_tasks:single"),
     ("CartPoleHidden-v1", 500, "hidden:cart_pole"),
     ("PendulumHidden-v1", 200, "hidden:pendulum"),
+    ("PixelCatch-v0", None, "pixel_catch:PixelCatch"),
 ):
     gym.register(
         f"{OURS}/{_name}",
@@ -43,9 +45,42 @@ for _world in range(1, 9):
         gym.register(f"{OURS}/SuperMarioBros-{_world}-{_stage}-v0", _MARIO, kwargs=_kwargs)
 
 
+ATARI = "ALE"
+"""Namespace of the Atari ids, which ale-py registers when it is imported."""
+_ATARI_PACKAGE, _ATARI_ENV, _ATARI_STEPS = "ale_py", "proxima.envs.atari:AtariEnv", 27_000
+INSTALL = {extra: f'pip install "proxima-rl[{extra}]"' for extra in ("mario", "atari")}
+_MAKES_EMULATORS = (_MARIO, _ATARI_ENV)
+
+
+def is_emulator(spec: EnvSpec) -> bool:
+    """Whether the env is an emulator, whose steps are so long that each core should have its own process."""
+    return spec.entry_point in _MAKES_EMULATORS
+
+
+def import_atari() -> bool:
+    """Have ale-py register its ids; False where it is not installed."""
+    if importlib.util.find_spec(_ATARI_PACKAGE) is None:
+        return False
+    importlib.import_module(_ATARI_PACKAGE)
+    return True
+
+
+def _ours(spec: EnvSpec) -> EnvSpec:
+    """The spec as it is run: ids of ale-py in the namespace ALE become our env of pixels on the same game."""
+    if spec.namespace != ATARI or not str(spec.entry_point).startswith(_ATARI_PACKAGE):
+        return spec
+    kept = {name: spec.kwargs[name] for name in ("game", "repeat_action_probability", "full_action_space")}
+    return replace(spec, entry_point=_ATARI_ENV, kwargs=kept, max_episode_steps=_ATARI_STEPS, vector_entry_point=None)
+
+
 def is_dead(spec: EnvSpec) -> bool:
     """Whether the id is registered only to say that it is gone."""
     return getattr(spec.entry_point, "__name__", "") in _DEAD_ENTRY_POINTS
+
+
+def _is_old_atari(spec: EnvSpec) -> bool:
+    """Atari's ids without a namespace differ in skipped frames and stickiness; they build, but are not proposed."""
+    return spec.namespace is None and str(spec.entry_point).startswith(_ATARI_PACKAGE)
 
 
 def base_name(env_id: str) -> str:
@@ -64,7 +99,7 @@ def live_ids() -> list[str]:
     return [
         env_id
         for env_id, spec in gym.registry.items()
-        if not is_dead(spec) and spec.namespace not in _FUNCTIONAL_NAMESPACES
+        if not is_dead(spec) and spec.namespace not in _FUNCTIONAL_NAMESPACES and not _is_old_atari(spec)
     ]
 
 
@@ -95,12 +130,14 @@ def find_spec(env_id: str) -> EnvSpec:
             raise UsageError(
                 f"env {env_id!r}: cannot import the module {module!r}: {type(error).__name__}: {error}"
             ) from error
+    if name.startswith(f"{ATARI}/") and not import_atari():
+        raise UsageError(f"env {name!r} needs ale-py: {INSTALL['atari']}")
     newest = newest_version(name)
     spec = gym.registry.get(name)
     if spec is None and base_name(name) == name and newest is not None:
         spec = gym.registry[newest]
     if spec is not None and not is_dead(spec):
-        return spec
+        return _ours(spec)
     if newest is not None:
         gone = spec is not None or version(name) < version(newest)
         raise UsageError(f"env {name!r} {'is no longer supported' if gone else 'does not exist'}: use {newest!r}")
@@ -117,9 +154,13 @@ def with_kwargs(spec: EnvSpec, env_kwargs: Any) -> EnvSpec:
 
 
 def missing_package(spec: EnvSpec) -> str | None:
-    """The command that installs what an env needs, None where it is there; decided without importing it."""
+    """The command that provides what an env needs, None where it is there; decided without importing it."""
     entry_point = spec.entry_point
     module = entry_point.split(":")[0] if isinstance(entry_point, str) else getattr(entry_point, "__module__", "")
+    if spec.entry_point == _MARIO:
+        if importlib.util.find_spec("stable_retro") is None:
+            return INSTALL["mario"]
+        return None if find_rom() else f"export {VARIABLE}=<path of the game file>"
     if module.startswith("gymnasium.envs.box2d"):
         return None if importlib.util.find_spec("Box2D") else 'pip install "gymnasium[box2d]"'
     package = "mujoco" if module.startswith("gymnasium.envs.mujoco") else module.split(".")[0]

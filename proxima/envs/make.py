@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import gymnasium as gym
-
 from proxima.envs.base import VecEnv
 from proxima.envs.catalog import (
+    INSTALL,
     OURS,
     base_name,
     find_spec,
+    import_atari,
+    is_emulator,
     live_ids,
     missing_package,
     nearest_id,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from proxima.envs.tensor_env import TensorVecEnv
 
 MODES = ("auto", "batch", "sync", "async")
+_EMULATOR_MODES = ("async", "sync")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +88,8 @@ def make_env(
         env_id: A registered Gymnasium id, also as `module:EnvId`.
         num_envs: How many copies are stepped together.
         mode: "batch" runs MuJoCo tasks on native threads and our own on tensors, "sync" steps Gymnasium envs one after
-            another in this process, "async" in worker processes; "auto" is batch where that can serve, else sync. All
-            three give the same trajectories.
+            another in this process, "async" in worker processes; "auto" is batch where that can serve, async for
+            several envs of an emulator (Mario, Atari), else sync. All three give the same trajectories.
         env_kwargs: Keywords of the env's constructor.
         max_episode_steps: The time limit; None is the registered one.
         spread_episodes: At every `reset()`, start the time limit of env i at i / `num_envs` of its length, so that
@@ -150,7 +152,7 @@ def make_env(
         "wrappers": wrappers,
         "max_failures": MAX_FAILURES if max_failures is None else max_failures,
     }
-    if mode == "async":
+    if mode == "async" or (mode == "auto" and num_envs > 1 and is_emulator(spec)):
         from proxima.envs.async_vec import AsyncVecEnv
 
         return AsyncVecEnv(env_id, num_workers=num_workers, step_timeout=step_timeout, **common)
@@ -159,9 +161,14 @@ def make_env(
 
 def list_envs() -> list[EnvListing]:
     """Every registered id that can be trained, by name, the newest version of each first."""
-    listings = []
+    listings: list[EnvListing] = []
+    if not import_atari():  # one for all of them: their names come with the package
+        listings.append(EnvListing("ALE/Pong-v5", _EMULATOR_MODES, INSTALL["atari"], newest=True))
     for env_id in live_ids():
-        backends = ("sync", "async") if batch_refusal(env_id, None) else ("batch", "sync", "async")
-        missing = missing_package(gym.registry[env_id])
+        spec = find_spec(env_id)
+        backends: tuple[str, ...] = _EMULATOR_MODES
+        if not is_emulator(spec):
+            backends = ("sync", "async") if batch_refusal(env_id, None) else ("batch", "sync", "async")
+        missing = missing_package(spec)
         listings.append(EnvListing(env_id, backends, missing, newest=newest_version(env_id) == env_id))
     return sorted(listings, key=lambda listing: (base_name(listing.id).lower(), -version(listing.id)))

@@ -26,6 +26,7 @@ class AreaResize:
 
     def __init__(self, shape: tuple[int, int], size: int) -> None:
         rows, columns = (_coverage(length, size) for length in shape)
+        self._size = size
         self._rows, row_weights, row_total = rows
         self._columns, column_weights, column_total = columns
         self._total = row_total * column_total
@@ -36,6 +37,8 @@ class AreaResize:
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
         """`[H, W]` of integers up to 255 to `[size, size]` uint8."""
+        if image.shape == (self._size, self._size):
+            return image.astype(np.uint8, copy=False)
         image = image.astype(self._kind, copy=False)
         tall = _weighted_rows(image, self._rows, self._row_weights)  # [size, W]
         small = _weighted_rows(np.ascontiguousarray(tall.T), self._columns, self._column_weights)  # [size, size]
@@ -100,6 +103,7 @@ class PixelEnv(gym.Env[np.ndarray, Any]):
         render_mode: "rgb_array": `render()` gives the last frame in the game's own colours and size.
     """
 
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 15.0}  # noqa: RUF012 (Gymnasium's way)
     frames_per_second = 60.0
     episode_info: tuple[str, ...] = ()
     """Names of the numbers in `info` that are worth a summary at the end of an episode."""
@@ -127,19 +131,20 @@ class PixelEnv(gym.Env[np.ndarray, Any]):
         self.noop_max = noop_max
         self.reward_clip = reward_clip
         self.render_mode = render_mode
-        self.metadata = {"render_modes": ["rgb_array"], "render_fps": self.frames_per_second / frame_skip}
+        self.metadata = {**self.metadata, "render_fps": self.frames_per_second / frame_skip}
         self._channels = 1 if grayscale else 3
         image = spaces.Box(0, 255, (self._channels, image_size, image_size), np.uint8)
         self.observation_space = StackedBox(image, frame_stack)
         self._stack = np.zeros(self.observation_space.shape, np.uint8)
-        self._frame: np.ndarray | None = None  # the last one, as the game drew it
-        self._resizers: dict[tuple[int, ...], AreaResize] = {}
+        self._begun = False
+        self._frame: np.ndarray | None = None  # the last one as the game drew it, where that is at hand
+        self._resizers: dict[tuple[int, int], AreaResize] = {}
 
     # What a game adds --------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _start(self) -> None:
-        """Bring the game to the beginning of an episode."""
+    def _start(self, fresh: bool) -> bool:
+        """Bring the game to the beginning of an episode; whether it starts from nothing, as it must if `fresh`."""
 
     @abstractmethod
     def _advance(self, action: int) -> tuple[float, bool]:
@@ -148,6 +153,10 @@ class PixelEnv(gym.Env[np.ndarray, Any]):
     @abstractmethod
     def _screen(self) -> np.ndarray:
         """The current frame `[H, W, 3]` uint8, as an array of its own."""
+
+    def _look(self) -> np.ndarray:
+        """What images are made of: the frame, or its brightness `[H, W]` where the game has that at hand."""
+        return self._screen()
 
     @abstractmethod
     def _info(self) -> dict[str, Any]:
@@ -166,13 +175,12 @@ class PixelEnv(gym.Env[np.ndarray, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode."""
         super().reset(seed=seed)
-        self._start()
-        waits = int(self.np_random.integers(1, self.noop_max + 1)) if self.noop_max else 0
-        for _ in range(waits):
-            if self._advance(0)[1]:
-                self._start()
-        self._frame = self._screen()
-        image = self._image(self._frame)
+        if self._start(fresh=seed is not None) and self.noop_max:
+            for _ in range(int(self.np_random.integers(1, self.noop_max + 1))):
+                if self._advance(0)[1]:
+                    self._start(fresh=False)
+        image = self._image(self._see())
+        self._begun = True
         for index in range(0, len(self._stack), self._channels):
             self._stack[index : index + self._channels] = image
         return self._stack.copy(), self._info()
@@ -180,34 +188,47 @@ class PixelEnv(gym.Env[np.ndarray, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Hold an action for `frame_skip` frames, fewer where the episode ends."""
         action, total, ended = int(action), 0.0, False
-        frame: np.ndarray | None = None
+        before: np.ndarray | None = None
         for left in range(self.frame_skip, 0, -1):
             reward, ended = self._advance(action)
             total += reward
             if ended:
                 break
             if left == 2:
-                frame = self._screen()
-        self._frame = self._screen()
-        image = self._image(self._frame if frame is None else np.maximum(frame, self._frame))
+                before = self._look()
+        frame = self._see()
+        image = self._image(frame if before is None else np.maximum(before, frame))
         self._stack[: -self._channels] = self._stack[self._channels :]
         self._stack[-self._channels :] = image
         if self.reward_clip:
             total = float(np.sign(total))
         return self._stack.copy(), total, ended, False, self._info()
 
-    def render(self) -> np.ndarray | None:  # type: ignore[override]
+    def render(self) -> np.ndarray | None:
         """The last frame in the game's own colours and size."""
-        return None if self.render_mode is None or self._frame is None else self._frame.copy()
+        return None if self.render_mode is None else self._last_frame().copy()
+
+    def _last_frame(self) -> np.ndarray:
+        if not self._begun:
+            raise gym.error.ResetNeeded("there is nothing to see before the first reset()")
+        if self._frame is None:
+            self._frame = self._screen()
+        return self._frame
+
+    def _see(self) -> np.ndarray:
+        """Look at the current frame, and keep it."""
+        frame = self._look()
+        self._frame = frame if frame.ndim == 3 else None
+        return frame
 
     def _image(self, frame: np.ndarray) -> np.ndarray:
-        """A frame `[H, W, 3]` as the agent sees it `[C, size, size]`."""
-        resize = self._resizers.get(frame.shape)
+        """A frame `[H, W, 3]`, or its brightness `[H, W]`, as the agent sees it `[C, size, size]`."""
+        height, width = frame.shape[:2]
+        resize = self._resizers.get((height, width))
         if resize is None:
-            height, width, _ = frame.shape
-            resize = self._resizers[frame.shape] = AreaResize((height, width), self._stack.shape[-1])
+            resize = self._resizers[height, width] = AreaResize((height, width), self._stack.shape[-1])
         if self.grayscale:
-            return resize(grey(frame))[None]
+            return resize(frame if frame.ndim == 2 else grey(frame))[None]
         return np.stack([resize(frame[..., channel]) for channel in range(3)])
 
     # Exact state -------------------------------------------------------------------------------------------------
@@ -216,8 +237,9 @@ class PixelEnv(gym.Env[np.ndarray, Any]):
         """Everything that the rest of the episode and those after it depend on, as plain data."""
         generator = None if self._np_random is None else self._np_random.bit_generator.state
         frame = None
-        if self._frame is not None:
-            frame = {"shape": list(self._frame.shape), "data": zlib.compress(self._frame.tobytes(), 1)}
+        if self._begun:
+            last = self._last_frame()
+            frame = {"shape": list(last.shape), "data": zlib.compress(last.tobytes(), 1)}
         return {"game": self._get_game(), "generator": generator, "stack": self._stack.copy(), "frame": frame}
 
     def set_state(self, state: Plain) -> None:
@@ -230,7 +252,7 @@ class PixelEnv(gym.Env[np.ndarray, Any]):
             bit_generator.state = state["generator"]
             self._np_random = np.random.Generator(bit_generator)
         self._stack[:] = state["stack"]
-        self._frame = None
+        self._begun, self._frame = state["frame"] is not None, None
         if state["frame"] is not None:
             data = np.frombuffer(zlib.decompress(state["frame"]["data"]), np.uint8)
             self._frame = data.reshape(state["frame"]["shape"]).copy()

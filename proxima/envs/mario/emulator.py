@@ -9,7 +9,7 @@ import gc
 import tempfile
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -59,8 +59,8 @@ class _Core:
 class Nes:
     """One console with the game in it, switched on."""
 
-    _core: _Core | None = None
-    _users: "weakref.WeakSet[Nes]" = weakref.WeakSet()
+    _core: ClassVar[_Core | None] = None
+    _users: ClassVar["weakref.WeakSet[Nes]"] = weakref.WeakSet()
 
     def __init__(self, rom: bytes) -> None:
         self._me = weakref.ref(self)

@@ -2,6 +2,7 @@
 
 import os
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,7 @@ class MarioEnv(PixelEnv):
         self._ram = bytes(2048)  # after the last frame that the agent played, before any skipping
         self._x = self._clock = self._score = 0
 
-    def _start(self) -> None:
+    def _start(self, fresh: bool) -> bool:
         key = (zlib.crc32(self._rom), self.world or 1, self.stage or 1)
         if key not in _starts:
             _starts[key] = _start_of_stage(Nes(self._rom), self.world or 1, self.stage or 1)
@@ -93,6 +94,7 @@ class MarioEnv(PixelEnv):
         self._last_action = 0
         self._ram = self._nes.ram()
         self._x, self._clock, self._score = (read(self._ram) for read in (game.x_position, game.clock, game.score))
+        return True
 
     def _advance(self, action: int) -> tuple[float, bool]:
         if self.repeat_action_probability and self.np_random.random() < self.repeat_action_probability:
@@ -168,16 +170,19 @@ def _skip_scenes(nes: Nes, ram: bytes) -> None:
         nes.frame(_NOTHING)
         ram = nes.ram()
     if game.is_world_over(ram):
-        ram = _wait_while(nes, lambda now, then=game.clock(ram): game.clock(now) == then)
+        time = game.clock(ram)  # stands still until the next world begins
+        ram = _wait_while(nes, lambda now: game.clock(now) == time)
     if 1 < ram[game.AREA_TIMER] < 255:
         nes.write(game.AREA_TIMER, 1)
     if game.is_busy(ram) or game.is_world_over(ram):
-        _wait_while(nes, lambda now: game.is_busy(now) or game.is_world_over(now))
+        _wait_while(nes, lambda now: game.is_busy(now) or game.is_world_over(now), hurry=True)
 
 
-def _wait_while(nes: Nes, waiting: Any) -> bytes:
+def _wait_while(nes: Nes, waiting: Callable[[bytes], bool], *, hurry: bool = False) -> bytes:
+    """Play without input; `hurry` cuts the black screens before a stage short."""
     for _ in range(_LONGEST_WAIT):
-        nes.write(game.PRELEVEL_TIMER, 0)
+        if hurry:
+            nes.write(game.PRELEVEL_TIMER, 0)
         nes.frame(_NOTHING)
         ram = nes.ram()
         if not waiting(ram):
