@@ -196,5 +196,7 @@ class AddTen(gym.ObservationWrapper):
 
 
 for class_ in (Counter, Scorer, Screen, Echo, Fixed, Process):
-    gym.register(f"toy/{class_.__name__}-v0", class_, disable_env_checker=True)
-gym.register("toy/CounterTimed-v0", Counter, max_episode_steps=8, kwargs={"length": 1000})
+    if f"toy/{class_.__name__}-v0" not in gym.registry:  # this file may be imported under two names
+        gym.register(f"toy/{class_.__name__}-v0", class_, disable_env_checker=True)
+if "toy/CounterTimed-v0" not in gym.registry:
+    gym.register("toy/CounterTimed-v0", Counter, max_episode_steps=8, kwargs={"length": 1000})
