@@ -248,6 +248,7 @@ class AsyncVecEnv(GymVecEnv):
         lost.terminated[:] = False
         lost.truncated[:] = True
         lost.success[:] = math.nan
+        lost.info[:] = math.nan
 
     def _revive(self, worker: Worker, death: WorkerDied) -> None:
         """Put a new process in the place of a dead one, with fresh episodes.

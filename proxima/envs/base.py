@@ -26,6 +26,7 @@ class Episodes:
     return_: Tensor  # [N] float64
     length: Tensor  # [N] int64, in env steps
     success: Tensor | None = None  # [N] float64: 1 or 0 as the env reports it, NaN where it does not
+    info: dict[str, Tensor] = field(default_factory=dict)  # [N] float64 each: the env's own numbers, NaN where untold
 
 
 @dataclass(slots=True)
@@ -65,6 +66,8 @@ class VecEnv(ABC):
     device: device
     step_seconds: float | None
     """Simulated seconds of one env step, None where the env has no notion of time."""
+    episode_info: tuple[str, ...] = ()
+    """Names of the numbers that the env itself reports of every finished episode; the keys of `Episodes.info`."""
     holder: Holder
 
     @property

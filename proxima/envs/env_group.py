@@ -143,6 +143,11 @@ def reported_success(info: Mapping[str, Any]) -> float:
     return float(bool(value)) if isinstance(value, (bool, int, float, np.generic)) else np.nan
 
 
+def reported_number(value: Any) -> float:
+    """A number of `info`, 1 or 0 for a bool; NaN for what is missing or is not a number."""
+    return float(value) if isinstance(value, (int, float, np.bool_, np.integer, np.floating)) else np.nan
+
+
 class EnvGroup:
     """Envs `start` to `stop` of a vector env, stepped one after another, results written into buffers.
 
@@ -206,6 +211,8 @@ class EnvGroup:
             buffers.failures[row] = 0
             if ended:
                 buffers.success[row] = reported_success(done.info)
+                for column, name in enumerate(self.layout.episode_info):
+                    buffers.info[row, column] = reported_number(done.info.get(name))
                 try:
                     self._snapshots[row].before_reset(None)
                     obs, _ = self._envs[row].reset()
@@ -255,6 +262,7 @@ class EnvGroup:
         buffers.reward[row] = buffers.total[row] = 0.0
         buffers.duration[row] = 1
         buffers.success[row] = np.nan
+        buffers.info[row] = np.nan
         buffers.terminated[row] = False
         buffers.truncated[row] = True
 

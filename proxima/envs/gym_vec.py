@@ -51,6 +51,7 @@ class GymVecEnv(VecEnv):
         self.observation_space = layout.observation.space
         self.action_space = layout.action.space
         self.step_seconds = layout.step_seconds
+        self.episode_info = layout.episode_info
         self._layout = layout
         self._buffers = buffers
         self._action_shape = (self.num_envs, *layout.action.agent_shape)
@@ -69,7 +70,10 @@ class GymVecEnv(VecEnv):
         self._terminated_view = torch.from_numpy(buffers.terminated)
         self._truncated_view = torch.from_numpy(buffers.truncated)
         self._episodes = Episodes(
-            torch.from_numpy(self._return), torch.from_numpy(self._length), torch.from_numpy(buffers.success)
+            torch.from_numpy(self._return),
+            torch.from_numpy(self._length),
+            torch.from_numpy(buffers.success),
+            dict(zip(layout.episode_info, torch.from_numpy(buffers.info).unbind(1), strict=True)),
         )
 
     def reset(self, seed: int | None = None) -> Obs:

@@ -146,6 +146,28 @@ class Layout:
     observation: ObservationLayout
     action: ActionLayout
     step_seconds: float | None
+    episode_info: tuple[str, ...] = ()
+    """Numbers of `info` that are kept where an episode ends."""
+
+
+# Numbers of an episode that are kept for every env, under these names.
+KEPT_ANYWAY = (
+    "return",
+    "length",
+    "success",
+    *(f"{x}_{y}" for x in ("return", "length") for y in ("min", "max", "std")),
+)
+
+
+def episode_info(env: Any) -> tuple[str, ...]:
+    """The keys of `info` whose last numbers say how an episode went: a tuple of names that the env itself declares."""
+    names = getattr(env.unwrapped, "episode_info", ())
+    if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+        return ()  # something else of the env's own
+    taken = [name for name in names if name in KEPT_ANYWAY]
+    if taken:
+        raise UsageError(f"the env's episode_info names {taken[0]!r}, which is kept for every env: leave it out")
+    return tuple(dict.fromkeys(names))
 
 
 def step_seconds(env: Any) -> float | None:
@@ -163,7 +185,8 @@ def step_seconds(env: Any) -> float | None:
 
 def layout_of(env: Any) -> Layout:
     """The layout of a Gymnasium env."""
-    return Layout(ObservationLayout(env.observation_space), ActionLayout(env.action_space), step_seconds(env))
+    observation, action = ObservationLayout(env.observation_space), ActionLayout(env.action_space)
+    return Layout(observation, action, step_seconds(env), episode_info(env))
 
 
 ALIGNMENT = 64  # bytes: no two arrays share a cache line
@@ -190,6 +213,7 @@ class Buffers:
     restarts: np.ndarray  # [N] int64: how often the env has been replaced since its last seeded reset
     failures: np.ndarray  # [N] int64: failures in a row, without one good step between
     success: np.ndarray  # [N] float64: of the episode that just ended, as the env reports it, or NaN
+    info: np.ndarray  # [N, K] float64: what the env declares worth keeping of that episode, NaN where it is not told
 
     def rows(self, start: int, stop: int) -> "Buffers":
         """The same arrays, seen from env `start` to `stop`."""
@@ -202,7 +226,7 @@ class Buffers:
             cut(self.final_obs),
             *cut([self.action, self.hold, self.gamma, self.duration, self.total]),
             *cut([self.reward, self.terminated, self.truncated]),
-            *cut([self.restarts, self.failures, self.success]),
+            *cut([self.restarts, self.failures, self.success, self.info]),
         )
 
 
@@ -212,7 +236,8 @@ def _array_specs(layout: Layout, num_envs: int) -> list[tuple[tuple[int, ...], n
     hold = (np.int64, np.float64, np.int64, np.float64)
     outcome = (np.float64, np.bool_, np.bool_, np.int64, np.int64, np.float64)
     rest = [((num_envs,), np.dtype(kind)) for kind in (*hold, *outcome)]
-    return [*one_bank * 3, ((num_envs, *layout.action.shape), layout.action.dtype), *rest]
+    info = ((num_envs, len(layout.episode_info)), np.dtype(np.float64))
+    return [*one_bank * 3, ((num_envs, *layout.action.shape), layout.action.dtype), *rest, info]
 
 
 def _padded_bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:

@@ -33,7 +33,7 @@ MOST_ENVS = 64
 class Trace:
     """What happened in an episode, one row a decision: a step, or as many as the action was held for."""
 
-    obs: dict[str, np.ndarray]  # [L, ...], as the policy takes them
+    obs: dict[str, np.ndarray]  # [L, ...], as the policy takes them; without images, which would fill the memory
     action: np.ndarray  # [L, A] or [L], in the env's units
     reward: np.ndarray  # [L], of a held action as its critic counts it: discounted within the hold, or not
     duration: np.ndarray  # [L], env steps
@@ -54,6 +54,8 @@ class Episode:
     success: bool | None
     """As the env reports it; None where it does not."""
     trace: Trace | None = None
+    info: dict[str, float] = field(default_factory=dict)
+    """The env's own numbers, those that it told."""
 
 
 @dataclass
@@ -70,10 +72,44 @@ class Evaluation:
     """How long actions were held."""
     returns: Summary = field(init=False)
     lengths: Summary = field(init=False)
+    info: dict[str, Summary] = field(init=False)
+    """Of the env's own numbers, over the episodes in which it told them."""
 
     def __post_init__(self) -> None:
         self.returns = Summary.of([episode.return_ for episode in self.episodes])
         self.lengths = Summary.of([episode.length for episode in self.episodes])
+        self.info = {
+            name: Summary.of([value for value in values if value is not None]) for name, values in self.infos.items()
+        }
+
+    @property
+    def infos(self) -> dict[str, list[float | None]]:
+        """The env's own numbers, one an episode; None where it did not tell."""
+        names = dict.fromkeys(name for episode in self.episodes for name in episode.info)
+        return {name: [episode.info.get(name) for episode in self.episodes] for name in names}
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Success, and those of the env's own numbers that are only ever 1 or 0, as shares of the episodes.
+
+        Left out is what equals success in every episode. What is always 0 may as well be a score: it is a number.
+        """
+        success = self.success_rate
+        yes_or_no = {name for name, values in self.infos.items() if {1.0} <= set(values) <= {0.0, 1.0, None}}
+        shares = {} if success is None else {"success": success}
+        return shares | {name: self.info[name].mean for name in self.info if name in yes_or_no - self._doubles}
+
+    @property
+    def rows(self) -> list[tuple[str, Summary]]:
+        """Return, length and the env's own numbers that are not shares, for a table."""
+        others = [item for item in self.info.items() if item[0] not in self.shares.keys() | self._doubles]
+        return [("return", self.returns), ("length", self.lengths), *others]
+
+    @property
+    def _doubles(self) -> set[str]:
+        """Names of numbers that say what success says already."""
+        success = [episode.success for episode in self.episodes]
+        return {name for name, values in self.infos.items() if values == success}
 
     @property
     def success_rate(self) -> float | None:
@@ -88,17 +124,16 @@ class Evaluation:
 
     def text(self) -> str:
         """A small table for people."""
+        width = max(8, *(len(name) + 2 for name, _ in self.rows))
         lines = [
             f"{self.env}, {len(self.episodes)} episodes, {'deterministic' if self.deterministic else 'stochastic'}, "
             f"seed {self.seed}, {self.hold.text()}{self.steps_per_second:,.0f} steps/s",
-            f"{'':<8}{'mean':>10}{'std':>10}{'median':>10}{'IQM':>10}{'95% interval':>22}{'min':>10}{'max':>10}",
+            f"{'':<{width}}{'mean':>10}{'std':>10}{'median':>10}{'IQM':>10}{'95% interval':>22}{'min':>10}{'max':>10}",
         ]
-        for name, s in (("return", self.returns), ("length", self.lengths)):
+        for name, s in self.rows:
             mean, std, median, iqm, interval, low, high = s.cells()
-            lines.append(f"{name:<8}{mean:>10}{std:>10}{median:>10}{iqm:>10}{interval:>22}{low:>10}{high:>10}")
-        if self.success_rate is not None:
-            lines.append(f"success {self.success_rate:.1%}")
-        return "\n".join(lines)
+            lines.append(f"{name:<{width}}{mean:>10}{std:>10}{median:>10}{iqm:>10}{interval:>22}{low:>10}{high:>10}")
+        return "\n".join([*lines, *(f"{name} {share:.1%}" for name, share in self.shares.items())])
 
     def to_dict(self) -> dict[str, Any]:
         """The same for programs."""
@@ -111,9 +146,11 @@ class Evaluation:
             "return": asdict(self.returns),
             "length": asdict(self.lengths),
             "success_rate": self.success_rate,
+            "info": {name: asdict(summary) for name, summary in self.info.items()},
             "steps_per_second": self.steps_per_second,
             "returns": [episode.return_ for episode in self.episodes],
             "lengths": [episode.length for episode in self.episodes],
+            "infos": self.infos,
         }
 
 
@@ -205,9 +242,10 @@ def _keep(
         "value": (value * policy.return_scale).numpy(),
         "entropy": distribution.entropy().numpy(),
     }
+    vectors = {key: x for key, x in obs.items() if not is_image(tuple(x.shape[1:]))}
     for i, mine in enumerate(steps):
         row: dict[str, Any] = {name: column[i].copy() for name, column in columns.items()}
-        mine.append(row | {"obs": {key: x[i].numpy().copy() for key, x in obs.items()}})
+        mine.append(row | {"obs": {key: x[i].numpy().copy() for key, x in vectors.items()}})
 
 
 def _episode(i: int, step: Step, policy: ActorCritic, steps: list[dict[str, Any]], state: Tensor | None) -> Episode:
@@ -230,4 +268,5 @@ def _episode(i: int, step: Step, policy: ActorCritic, steps: list[dict[str, Any]
         terminated=bool(step.terminated[i]),
         success=success,
         trace=trace,
+        info={name: float(x[i]) for name, x in step.episodes.info.items() if bool(x[i].isfinite())},
     )

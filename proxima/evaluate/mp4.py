@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 
 from proxima.errors import UsageError
 
+# Said in the file: players that have to guess do so by its size, and not all alike.
+COLOURS = "-vf scale=out_color_matrix=bt709:out_range=tv -colorspace bt709 -color_primaries bt709 -color_trc bt709"
+
 
 class Mp4Writer:
     """Streams frames to ffmpeg, under a hidden name until the block ends well; otherwise nothing is left.
@@ -63,7 +66,7 @@ class Mp4Writer:
 
         height, width = _even(frame).shape[:2]
         source = f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {self._fps} -i -"
-        target = "-an -c:v libx264 -crf 20 -pix_fmt yuv420p -movflags +faststart -f mp4"
+        target = f"-an {COLOURS} -c:v libx264 -crf 20 -pix_fmt yuv420p -movflags +faststart -f mp4"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             return subprocess.Popen(

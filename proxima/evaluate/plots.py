@@ -146,12 +146,19 @@ def _histogram(axes: Axes, analysis: PolicyAnalysis, i: int) -> None:
         axes.bar(choices, counts / len(values), color=BLUE)
         axes.set_xticks(range(int(analysis.low[i]), int(analysis.high[i]) + 1) if analysis.high[i] < 12 else choices)
     else:
-        axes.hist(values, bins=40, weights=np.full(len(values), 1 / len(values)), color=BLUE)
+        axes.hist(values, bins=40, range=_span(values), weights=np.full(len(values), 1 / len(values)), color=BLUE)
         for bound in (analysis.low[i], analysis.high[i]):
             if np.isfinite(bound):
                 axes.axvline(bound, color=RED, ls=":", lw=1.2)
     numbers = "" if analysis.discrete else f": mean {analysis.mean[i]:.2f}, std {analysis.std[i]:.2f}"
     axes.set_title(f"{analysis.names[i]}{numbers}", fontsize=9)
+
+
+def _span(values: np.ndarray) -> tuple[float, float]:
+    """From least to greatest, wide enough for bins: values that differ by rounding alone leave none."""
+    low, high = float(values.min()), float(values.max())
+    margin = max(0.0, 1e-4 * max(1.0, abs(low), abs(high)) - (high - low))
+    return low - margin, high + margin
 
 
 def action_summary(analysis: PolicyAnalysis, path: Path) -> Path:
@@ -168,7 +175,7 @@ def action_summary(analysis: PolicyAnalysis, path: Path) -> Path:
     left.set_ylabel("share")
     left.set_ylim(0, max(0.05, left.get_ylim()[1] * 1.25))
     left.legend(frameon=False, fontsize=9)
-    right.hist(analysis.entropy, bins=40, color=BLUE)
+    right.hist(analysis.entropy, bins=40, range=_span(analysis.entropy), color=BLUE)
     right.set_xlabel("entropy of the policy (nats)")
     right.set_ylabel("steps")
     return save(figure, path)

@@ -83,15 +83,18 @@ def _value_map(agent: ActorCritic, evaluation: Evaluation, path: Path) -> list[P
 
 
 def _page(evaluation: Evaluation, sections: list[tuple[str, list[str], list[Path]]]) -> str:
-    rows = [(name, *s.cells()) for name, s in (("return", evaluation.returns), ("length", evaluation.lengths))]
-    success = evaluation.success_rate
+    rows = [(name, *summary.cells()) for name, summary in evaluation.rows]
+    shares = [
+        f"{'Success' if name == 'success' else name} in {share:.1%} of the episodes."
+        for name, share in evaluation.shares.items()
+    ]
     parts = [
         f"<h1>{html.escape(evaluation.env)}</h1>",
         f"<p>{len(evaluation.episodes)} {'deterministic' if evaluation.deterministic else 'stochastic'} episodes, seed "
         f"{evaluation.seed}, of <code>{html.escape(Path(evaluation.checkpoint).name)}</code>. IQM is the mean of the "
         "middle half, with its 95 % bootstrap interval.</p>",
         page.table(("", "mean", "std", "median", "IQM", "95 % interval", "min", "max"), rows),
-        "" if success is None else f"<p>Success in {success:.1%} of the episodes.</p>",
+        page.paragraph(shares) if shares else "",
     ]
     for title, lines, figures in sections:
         parts += [f"<h2>{html.escape(title)}</h2>", page.paragraph(lines), *map(page.picture, figures)]

@@ -10,7 +10,10 @@ from proxima.evaluate.statistics import RESAMPLES, Summary
 from proxima.report.runs import Group, Run
 
 RETURN = "episode_return"
-HEALTH = ("approx_kl", "clip_fraction", "explained_variance", "entropy")
+HEALTH = (
+    *("approx_kl", "clip_fraction", "explained_variance", "entropy"),  # of PPO
+    *("q_loss", "q_mean", "td_error", "epsilon"),  # of DQN
+)
 GRID = 200
 LAST_SHARE = 0.1
 """Of a run, over which its final return is averaged."""
@@ -76,6 +79,14 @@ def compare(groups: Sequence[Group], *, threshold: float | None = None) -> Compa
         if one is not other
     }
     return Comparison(list(groups), results, threshold, improvement)
+
+
+def extra_curves(groups: Sequence[Group]) -> list[str]:
+    """Metrics of episodes besides return and length that every run has: success, and the env's own numbers."""
+    runs = [run for group in groups for run in group.runs]
+    names = [name for name in runs[0].columns if name.startswith("episode_")]
+    names = [name for name in names if not name.startswith(("episode_return", "episode_length"))]
+    return [name for name in names if all(len(run.curve(name)[0]) for run in runs)]
 
 
 def final_return(run: Run) -> float:

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
 from proxima.evaluate.plots import GREY, save
-from proxima.report.comparison import HEALTH, RETURN, Comparison, band
+from proxima.report.comparison import HEALTH, RETURN, Comparison, band, extra_curves
 from proxima.report.runs import Group
 
 COLOURS = ("#1f6fb4", "#e07b39", "#3a923a", "#b8322a", "#7d5fb2", "#8c613c", "#d977b4", "#5f5f5f")
@@ -22,6 +22,11 @@ TITLES = {
     "clip_fraction": "clipped samples",
     "explained_variance": "explained variance of the critic",
     "entropy": "entropy of the policy (nats)",
+    "q_loss": "loss of the action values",
+    "q_mean": "mean action value",
+    "td_error": "temporal-difference error",
+    "epsilon": "share of random actions",
+    "episode_success": "success in training episodes",
 }
 
 
@@ -31,6 +36,7 @@ def draw(comparison: Comparison, folder: Path) -> list[Path]:
         returns(comparison, "global_step", folder / "return-steps.png"),
         returns(comparison, "wall_time", folder / "return-time.png"),
         finals(comparison, folder / "final.png"),
+        *extras(comparison, folder / "extras.png"),
         *health(comparison, folder / "health.png"),
     ]
 
@@ -64,22 +70,37 @@ def finals(comparison: Comparison, path: Path) -> Path:
     return save(figure, path)
 
 
+def extras(comparison: Comparison, path: Path) -> list[Path]:
+    """What else the env tells of training episodes; none where not every run has some of it."""
+    return _panels(comparison, extra_curves(comparison.groups), path)
+
+
 def health(comparison: Comparison, path: Path) -> list[Path]:
-    """The learner's health side by side; none where no run has any of it."""
+    """The learner's health side by side, of each algorithm what it has; none where no run has any of it."""
     shown = [name for name in HEALTH if any(band(group.runs, name) is not None for group in comparison.groups)]
-    if not shown:
+    return _panels(comparison, shown, path)
+
+
+def _panels(comparison: Comparison, names: list[str], path: Path) -> list[Path]:
+    """One figure with a panel a metric, two in a row."""
+    if not names:
+        path.unlink(missing_ok=True)  # of another comparison
         return []
-    figure, grid = plt.subplots(2, 2, figsize=(9.6, 6.0), layout="constrained")
-    for axes, name in zip(grid.flat, [*shown, *[None] * (4 - len(shown))], strict=True):
-        if name is None:
-            axes.axis("off")
-            continue
+    rows = -(-len(names) // 2)
+    figure, grid = plt.subplots(rows, 2, figsize=(9.6, 3.0 * rows), layout="constrained", squeeze=False)
+    explained: set[str] = set()
+    for axes, name in zip(grid.flat, names, strict=False):
         for number, group in enumerate(comparison.groups):
             _draw_band(axes, group, name, "global_step", number)
-        axes.set_title(TITLES[name], fontsize=10)
+        axes.set_title(TITLES.get(name, f"{name.removeprefix('episode_')} of training episodes"), fontsize=10)
         axes.set_xlabel("env steps")
         axes.xaxis.set_major_formatter(FuncFormatter(_short))
-    grid.flat[0].legend(frameon=False, fontsize=8)
+        labels = set(axes.get_legend_handles_labels()[1])
+        if labels - explained:  # a group may lack what the first panel shows
+            axes.legend(frameon=False, fontsize=8)
+        explained |= labels
+    for axes in grid.flat[len(names) :]:
+        axes.axis("off")
     return [save(figure, path)]
 
 

@@ -18,6 +18,8 @@ METRICS = "metrics.jsonl"
 _INCIDENTAL_SECTIONS = ("checkpoint", "evaluation", "track")
 _INCIDENTAL = ("name", "seed", "runs_dir", "device", "num_threads")
 _MOST_IN_LABEL = 3
+FIRST_ALGORITHM = "ppo"
+"""Of runs from before there was a choice."""
 
 
 @dataclass
@@ -53,6 +55,11 @@ class Group:
     def options(self) -> dict[str, Any]:
         """Those of all its runs."""
         return self.runs[0].options
+
+    @property
+    def algorithm(self) -> str:
+        """As its runs say; several where they do not agree."""
+        return "+".join(sorted({str(run.options.get("algorithm", FIRST_ALGORITHM)).upper() for run in self.runs}))
 
 
 def load_groups(paths: Sequence[str]) -> list[Group]:
@@ -131,7 +138,7 @@ def _read_options(folder: Path) -> dict[str, Any]:
         return {}
     if not isinstance(sections, dict):
         return {}
-    return {
+    return {"algorithm": FIRST_ALGORITHM} | {
         name: value for section in sections.values() if isinstance(section, dict) for name, value in section.items()
     }
 
@@ -193,7 +200,20 @@ def _labels(groups: list[Group]) -> list[str]:
     """A name for each group: the runs' own where it tells the groups apart, else the options that do."""
     names = [{str(run.options.get("name") or run.path.parent.name) for run in group.runs} for group in groups]
     own = [next(iter(name)) if len(name) == 1 else "" for name in names]
+    by_algorithm: dict[str, list[Group]] = {}
+    for group in groups:
+        by_algorithm.setdefault(group.algorithm, []).append(group)
+    several = len(by_algorithm) > 1
     if all(own) and len(set(own)) == len(own):
-        return own
-    shown = differing(groups)[:_MOST_IN_LABEL]
-    return [", ".join(f"{name} {group.options.get(name)}" for name in shown) or own[0] or "runs" for group in groups]
+        return [_with_algorithm(name, group) if several else name for name, group in zip(own, groups, strict=True)]
+    labels = []
+    for group in groups:
+        # Two algorithms differ in most options: those that tell an algorithm's own groups apart say more.
+        shown = differing(by_algorithm[group.algorithm])[:_MOST_IN_LABEL]
+        parts = [group.algorithm] * several + [f"{name} {group.options.get(name)}" for name in shown]
+        labels.append(", ".join(parts) or own[0] or "runs")
+    return labels
+
+
+def _with_algorithm(name: str, group: Group) -> str:
+    return name if group.algorithm.lower() in name.lower() else f"{name} ({group.algorithm})"

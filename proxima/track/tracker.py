@@ -29,9 +29,19 @@ _TENSORBOARD_GROUPS = {
     "episode": "episodes",
     "policy_loss": "losses",
     "value_loss": "losses",
+    "q_loss": "losses",
     "entropy": "losses",
     "steps_per_second": "speed",
     "seconds": "speed",
+}
+
+# Metrics of the line under the progress bar, where the algorithm has them.
+_HEALTH = {
+    "approx_kl": ".4f",
+    "clip_fraction": ".2f",
+    "explained_variance": ".2f",
+    "q_loss": ".4g",
+    "epsilon": ".3f",
 }
 
 
@@ -137,12 +147,10 @@ class TwoLineProgress(Progress):
 
 
 def summary(metrics: Mapping[str, float]) -> str:
-    """The few numbers that tell whether a run is well."""
-    return (
-        f"{metrics['steps_per_second']:,.0f} steps/s return {metrics['episode_return']:,.1f} "
-        f"approx_kl {metrics['approx_kl']:.4f} clip_fraction {metrics['clip_fraction']:.2f} "
-        f"explained_variance {metrics['explained_variance']:.2f}"
-    )
+    """The few numbers that tell whether a run is well, those of its algorithm."""
+    health = [f"{name} {metrics[name]:{form}}" for name, form in _HEALTH.items() if name in metrics]
+    first = f"{metrics['steps_per_second']:,.0f} steps/s return {metrics['episode_return']:,.1f}"
+    return " ".join([first, *health])
 
 
 def make_console() -> Console:

@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -22,17 +23,34 @@ EPISODE_WINDOW = 100
 
 
 class EpisodeStatistics:
-    """Returns and lengths of the last 100 finished episodes."""
+    """Returns, lengths and what else the env tells of the last 100 finished episodes.
 
-    def __init__(self) -> None:
+    A success or a number of the env's own is NaN where an episode ended without it.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        """`names` are those of the env's own numbers."""
         self.returns: deque[float] = deque(maxlen=EPISODE_WINDOW)
         self.lengths: deque[int] = deque(maxlen=EPISODE_WINDOW)
+        self.success: deque[float] = deque(maxlen=EPISODE_WINDOW)
+        """Empty until the env has told of one."""
+        self.info: dict[str, deque[float]] = {name: deque(maxlen=EPISODE_WINDOW) for name in names}
         self.count = 0
 
-    def add(self, returns: list[float], lengths: list[int]) -> None:
+    def add(
+        self,
+        returns: list[float],
+        lengths: list[int],
+        success: list[float] | None = None,
+        info: Mapping[str, list[float]] | None = None,
+    ) -> None:
         """Take in finished episodes."""
         self.returns.extend(returns)
         self.lengths.extend(lengths)
+        if success is not None and (self.success or not all(map(math.isnan, success))):
+            self.success.extend(success)
+        for name, window in self.info.items():
+            window.extend((info or {}).get(name, []))
         self.count += len(returns)
 
     def metrics(self) -> dict[str, float]:
@@ -46,7 +64,34 @@ class EpisodeStatistics:
             "episode_length_min": min(lengths),
             "episode_length_max": max(lengths),
             "episodes": self.count,
+            **({"episode_success": _mean(self.success)} if self.success else {}),
+            **{f"episode_{name}": _mean(window) for name, window in self.info.items()},
         }
+
+    def get_state(self) -> dict[str, Any]:
+        """The windows and the count."""
+        return {
+            "returns": list(self.returns),
+            "lengths": list(self.lengths),
+            "success": list(self.success),
+            "info": {name: list(window) for name, window in self.info.items()},
+            "count": self.count,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Put back what `get_state` gave; a state of before there were successes and infos will do."""
+        self.returns.extend(state["returns"])
+        self.lengths.extend(state["lengths"])
+        self.success.extend(state.get("success", []))
+        for name, window in self.info.items():
+            window.extend(state.get("info", {}).get(name, []))
+        self.count = state["count"]
+
+
+def _mean(window: Iterable[float]) -> float:
+    """Of the numbers that are known; NaN where none is."""
+    known = [value for value in window if math.isfinite(value)]
+    return sum(known) / len(known) if known else math.nan
 
 
 class Collector:
@@ -73,7 +118,7 @@ class Collector:
         """
         self.env, self.num_steps = env, num_steps
         self.generator = Generator(device).manual_seed(seed)
-        self.episodes = EpisodeStatistics()
+        self.episodes = EpisodeStatistics(env.episode_info)
         self.global_step = 0
         """Env steps, over all envs."""
         self.decisions = 0
@@ -188,7 +233,9 @@ class Collector:
             state.masked_fill_(step.ended.to(state.device)[:, None], 0.0)
 
     def _take_in(self, ends: Endings) -> None:
-        self.episodes.add(ends.return_.tolist(), ends.length.tolist())
+        success = None if ends.success is None else ends.success.tolist()
+        info = {name: x.tolist() for name, x in ends.info.items()}
+        self.episodes.add(ends.return_.tolist(), ends.length.tolist(), success, info)
         self._check_obs(ends.time, ends.env, ends.final_obs)
         if bool(ends.cut.any()):
             index = (ends.time * self.env.num_envs + ends.env)[ends.cut]
@@ -235,11 +282,7 @@ class Collector:
             "generator": self.generator.get_state(),
             "global_step": self.global_step,
             "decision_count": self.decisions,
-            "episodes": {
-                "returns": list(self.episodes.returns),
-                "lengths": list(self.episodes.lengths),
-                "count": self.episodes.count,
-            },
+            "episodes": self.episodes.get_state(),
             "obs": {key: x.clone() for key, x in self._now.items()},
             "memory": [state.clone() for state in self._state],
         }
@@ -251,10 +294,7 @@ class Collector:
         """
         same_device = restore_generator(self.generator, state["generator"], otherwise=state["global_step"])
         self.global_step, self.decisions = state["global_step"], state["decision_count"]
-        episodes = state["episodes"]
-        self.episodes.returns.extend(episodes["returns"])
-        self.episodes.lengths.extend(episodes["lengths"])
-        self.episodes.count = episodes["count"]
+        self.episodes.set_state(state["episodes"])
         self._now = state["obs"] if new_episodes_seed is None else self.env.reset(new_episodes_seed)
         for ours, saved in zip(self._state, state["memory"], strict=True):
             ours.copy_(saved if new_episodes_seed is None else torch.zeros_like(saved))

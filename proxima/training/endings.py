@@ -1,6 +1,6 @@
 """What ended in a vector step, as rows: at once for envs on the CPU, a whole rollout later for envs on a GPU."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ class Endings:
     length: Tensor  # [R]
     final_obs: dict[str, Tensor]  # [R, ...], as stored
     state: Tensor | None  # [R, S], the memory of all before the final observation
+    success: Tensor | None = None  # [R], NaN where the env does not tell
+    info: dict[str, Tensor] = field(default_factory=dict)  # [R] each, the env's own numbers
 
     @classmethod
     def of_step(cls, t: int, step: Step, final_obs: Obs, state: Tensor | None) -> "Endings":
@@ -33,6 +35,8 @@ class Endings:
             length=step.episodes.length[env],
             final_obs=as_stored({key: x[env] for key, x in final_obs.items()}),
             state=None if state is None else state[env.to(state.device)],
+            success=None if step.episodes.success is None else step.episodes.success[env],
+            info={name: x[env] for name, x in step.episodes.info.items()},
         )
 
 
@@ -48,6 +52,9 @@ class DeferredEndings:
         rows = {"cut": step.truncated & ~step.terminated}
         rows |= {"return": step.episodes.return_, "length": step.episodes.length}
         rows |= {f"obs {key}": x for key, x in as_stored(final_obs).items()}
+        rows |= {f"info {name}": x for name, x in step.episodes.info.items()}
+        if step.episodes.success is not None:
+            rows["success"] = step.episodes.success
         if state is not None:
             rows["state"] = state
         for name, x in rows.items():
@@ -59,12 +66,18 @@ class DeferredEndings:
         """Those of the rollout, where `ended` `[T, N]` is true; asked once, when it is whole."""
         time, env = ended.nonzero(as_tuple=True)
         rows = {name: x[time, env] for name, x in self._kept.items()}
+
+        def named(kind: str) -> dict[str, Tensor]:
+            return {name.removeprefix(kind): x for name, x in rows.items() if name.startswith(kind)}
+
         return Endings(
             time=time,
             env=env,
             cut=rows.get("cut", time.bool()),
             return_=rows.get("return", time),
             length=rows.get("length", time),
-            final_obs={name.removeprefix("obs "): x for name, x in rows.items() if name.startswith("obs ")},
+            final_obs=named("obs "),
             state=rows.get("state"),
+            success=rows.get("success"),
+            info=named("info "),
         )

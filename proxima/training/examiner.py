@@ -14,7 +14,7 @@ from proxima.envs.base import VecEnv
 from proxima.envs.env_group import ENV_ERRORS
 from proxima.envs.make import make_env
 from proxima.errors import UsageError
-from proxima.evaluate.episodes import MOST_ENVS, run_episodes
+from proxima.evaluate.episodes import MOST_ENVS, Episode, run_episodes
 from proxima.evaluate.policy import LoadedPolicy
 from proxima.nets.actor_critic import ActorCritic
 from proxima.training.seeding import stream_seed
@@ -81,13 +81,7 @@ class Examiner:
             seed=stream_seed(self.config.run.seed, "evaluation") % 2**31,
             deterministic=True,
         )
-        returns = torch.tensor([episode.return_ for episode in episodes], dtype=torch.float64)
-        lengths = torch.tensor([episode.length for episode in episodes], dtype=torch.float64)
-        self.metrics = {
-            "eval_return": float(returns.mean()),
-            "eval_return_std": float(returns.std(correction=0)),
-            "eval_length": float(lengths.mean()),
-        }
+        self.metrics |= _metrics(episodes)
         is_best = self.metrics["eval_return"] > self.best
         self.best = max(self.best, self.metrics["eval_return"])
         return is_best
@@ -110,16 +104,34 @@ class Examiner:
 
     def get_state(self) -> dict[str, Any]:
         """What a resume needs."""
-        return {"best": self.best, "step": self._step}
+        return {"best": self.best, "step": self._step, "metrics": list(self.metrics)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Put back what `get_state` gave."""
         self.best, self._step = state["best"], state["step"]
+        if self.metrics:  # those that only the env names, too
+            self.metrics |= dict.fromkeys(state.get("metrics", ()), math.nan)
 
     def close(self) -> None:
         """Free the envs."""
         if self._env is not None:
             self._env.close()
+
+
+def _metrics(episodes: list[Episode]) -> dict[str, float]:
+    """What the episodes come to, with success and the env's own numbers where it tells them."""
+    returns = torch.tensor([episode.return_ for episode in episodes], dtype=torch.float64)
+    told: dict[str, list[float]] = {"length": [episode.length for episode in episodes]}
+    for episode in episodes:
+        if episode.success is not None:
+            told.setdefault("success", []).append(episode.success)
+        for name, value in episode.info.items():
+            told.setdefault(name, []).append(value)
+    return {
+        "eval_return": float(returns.mean()),
+        "eval_return_std": float(returns.std(correction=0)),
+        **{f"eval_{name}": sum(values) / len(values) for name, values in told.items()},
+    }
 
 
 def passed(every: int, before: int, now: int) -> bool:

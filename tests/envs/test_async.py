@@ -328,3 +328,34 @@ def test_workers_of_a_killed_parent_vanish_even_in_the_middle_of_a_step(tmp_path
         time.sleep(0.2)  # into the endless step
         process.kill()
         assert wait_until_gone(pids) == []
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_numbers_that_the_env_names_are_kept_where_an_episode_ends(mode: str, opened: list[VecEnv]) -> None:
+    kwargs = {"fail": "raise", "fail_at": 5, "fail_seed": 7}
+    env = make_env("toy/Scorer-v0", num_envs=3, mode=mode, num_workers=2, env_kwargs=kwargs)
+    opened.append(env)
+    env.reset(7)
+    assert env.episode_info == ("flag_get", "x_pos", "note", "absent")
+    for _ in range(4):
+        info = env.step(noop(env)).episodes.info
+    assert info["flag_get"].tolist() == [1.0] * 3 and info["x_pos"].tolist() == [4.0] * 3
+    assert info["note"].isnan().all() and info["absent"].isnan().all()
+    step = env.step(noop(env))  # env 0 fails: its numbers are unknown
+    assert step.ended.tolist() == [True, False, False]
+    assert all(x[0].isnan() for x in step.episodes.info.values())
+    for _ in range(3):
+        step = env.step(noop(env))
+    assert step.episodes.info["flag_get"][1:].tolist() == [0.0, 0.0]
+    assert step.episodes.info["x_pos"][1:].tolist() == [14.0, 14.0]
+
+
+def test_a_worker_that_dies_leaves_no_numbers(opened: list[VecEnv]) -> None:
+    options: dict[str, Any] = {"env_kwargs": {"fail": "exit", "fail_at": 5, "fail_seed": 7}}
+    env = AsyncVecEnv("toy/Scorer-v0", num_envs=2, num_workers=2, **options)
+    opened.append(env)
+    env.reset(7)
+    for _ in range(5):
+        step = env.step(noop(env))
+    assert step.ended.tolist() == [True, False]
+    assert all(x[0].isnan() for x in step.episodes.info.values())

@@ -11,8 +11,9 @@ import torch
 import toy_envs
 from gymnasium import spaces
 
+from proxima.envs.env_group import reported_number
 from proxima.envs.gym_vec import SyncVecEnv
-from proxima.envs.spaces import ActionLayout, ObservationLayout
+from proxima.envs.spaces import ActionLayout, ObservationLayout, layout_of
 from proxima.errors import EnvFailure, UsageError
 
 
@@ -305,3 +306,37 @@ def test_lunar_lander() -> None:
     assert env.step_seconds == pytest.approx(0.02)
     ended = sum(int(env.step(noop(env)).ended.sum()) for _ in range(150))
     assert ended >= 2
+
+
+def test_an_env_that_names_no_numbers_has_none() -> None:
+    env = SyncVecEnv("toy/Counter-v0", num_envs=2)
+    env.reset(0)
+    assert env.episode_info == () and env.step(noop(env)).episodes.info == {}
+
+
+@pytest.mark.parametrize(("declared", "names"), [({"x": 1}, ()), (("a", 1), ()), (("a", "b", "a"), ("a", "b"))])
+def test_names_of_numbers_are_a_tuple_of_texts(declared: Any, names: tuple[str, ...]) -> None:
+    env = toy_envs.Counter()
+    env.episode_info = declared  # type: ignore[attr-defined]
+    assert layout_of(env).episode_info == names
+
+
+@pytest.mark.parametrize("name", ["return", "length_max", "success"])
+def test_a_number_that_is_kept_anyway_cannot_be_named(name: str) -> None:
+    env = toy_envs.Counter()
+    env.episode_info = (name,)  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match=f"names '{name}', which is kept for every env: leave it out"):
+        layout_of(env)
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [(True, 1.0), (np.bool_(False), 0.0), (np.uint8(3), 3.0), (np.float32(0.5), 0.5), (-2, -2.0)],
+)
+def test_a_number_is_a_float(value: Any, number: float) -> None:
+    assert reported_number(value) == number
+
+
+@pytest.mark.parametrize("value", [None, "7", np.str_("7"), [1.0], np.ones(2), 1j])
+def test_what_is_not_a_number_is_nan(value: Any) -> None:
+    assert np.isnan(reported_number(value))

@@ -76,6 +76,51 @@ class Counter(gym.Env):
             time.sleep(60)
 
 
+class Scorer(Counter):
+    """Tells a flag (even episodes) and a place (ten an episode, one a step); names a text and a nothing as well."""
+
+    episode_info = ("flag_get", "x_pos", "note", "absent")
+
+    def __init__(self, length: int = 4, *, success: bool = False, **kwargs: Any) -> None:
+        super().__init__(length, **kwargs)
+        self.success = success
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        obs, reward, terminated, truncated, _ = super().step(action)
+        flag = self.episode % 2 == 0
+        info: dict[str, Any] = {"flag_get": flag, "x_pos": np.int64(10 * self.episode + self.count), "note": "7"}
+        return obs, reward, terminated, truncated, info | ({"is_success": flag} if self.success else {})
+
+
+class Screen(gym.Env):
+    """A game of three steps, seen in grey at 12 x 12; drawn in colour, as large and as fast as it says."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 50}  # noqa: RUF012
+    observation_space = spaces.Box(0, 255, (12, 12, 1), np.uint8)
+    action_space = spaces.Discrete(4)
+
+    def __init__(self, render_mode: str | None = None, size: tuple[int, int] = (240, 256)) -> None:
+        self.render_mode, self.size, self.count, self.action = render_mode, size, 0, 0
+
+    def observe(self) -> np.ndarray:
+        return np.full((12, 12, 1), self.count, np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.count = 0
+        return self.observe(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self.count, self.action = self.count + 1, int(action)
+        return self.observe(), 1.0, self.count == 3, False, {}
+
+    def render(self) -> np.ndarray:
+        """The upper half is the sky, the lower as bright as the last action."""
+        picture = np.full((*self.size, 3), (92, 148, 252), np.uint8)
+        picture[self.size[0] // 2 :] = 60 * self.action
+        return picture
+
+
 class Echo(gym.Env):
     """The observation is the last action, flat; a wrong action raises."""
 
@@ -150,6 +195,8 @@ class AddTen(gym.ObservationWrapper):
         return observation + 10
 
 
-for class_ in (Counter, Echo, Fixed, Process):
-    gym.register(f"toy/{class_.__name__}-v0", class_, disable_env_checker=True)
-gym.register("toy/CounterTimed-v0", Counter, max_episode_steps=8, kwargs={"length": 1000})
+for class_ in (Counter, Scorer, Screen, Echo, Fixed, Process):
+    if f"toy/{class_.__name__}-v0" not in gym.registry:  # this file may be imported under two names
+        gym.register(f"toy/{class_.__name__}-v0", class_, disable_env_checker=True)
+if "toy/CounterTimed-v0" not in gym.registry:
+    gym.register("toy/CounterTimed-v0", Counter, max_episode_steps=8, kwargs={"length": 1000})

@@ -132,3 +132,15 @@ def test_words_fit_the_numbers() -> None:
     )
     assert discrete.action.ravel().tolist() == [5, 5, 5, 6] and (discrete.low[0], discrete.high[0]) == (5, 7)
     assert "action 0 is 5 in 75%, 6 in 25% of its decisions." in discrete.lines()
+
+
+def test_numbers_that_differ_by_rounding_alone_can_be_drawn(tmp_path: Path) -> None:
+    from proxima.evaluate import plots
+
+    action = np.float32(0.7) + np.spacing(np.float32(0.7)) * np.arange(3, dtype=np.float32)[:, None]
+    nearly = episode([1.0, 1.0, 1.0], [0.0, 0.0, 0.0], action=action)
+    assert nearly.trace is not None
+    nearly.trace.entropy = action[:, 0]
+    analysis = PolicyAnalysis.of([nearly], ActionSpec("box", (1,), (-1.0,), (1.0,)))
+    assert plots.action_distributions(analysis, tmp_path / "a.png").is_file()
+    assert plots.action_summary(analysis, tmp_path / "b.png").is_file()

@@ -1,5 +1,6 @@
 """Evaluated episodes against the env stepped by hand."""
 
+import json
 from typing import Any
 
 import gymnasium as gym
@@ -8,15 +9,19 @@ import pytest
 import torch
 
 from proxima import load_policy, train
+from proxima.cli import main
 from proxima.config import load_config
+from proxima.envs.action_hold import Hold
 from proxima.envs.base import VecEnv
 from proxima.envs.make import make_env
 from proxima.errors import UsageError
 from proxima.evaluate import episodes as episodes_module
-from proxima.evaluate.episodes import evaluate, run_episodes
+from proxima.evaluate.episodes import Episode, Evaluation, evaluate, run_episodes
+from proxima.evaluate.report import write_report
 from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.spec import Spec
 from proxima.training.trainer import TrainResult
+from tests.envs import toy_envs  # noqa: F401 - registers them
 
 SMALL = {"num_envs": 2, "num_steps": 64, "minibatch_size": 64, "update_epochs": 1, "total_timesteps": 256}
 MEMORY = {"memory": "gru", "memory_size": 8, "hidden_sizes": [8], "bptt_length": 8, "minibatch_size": 8}
@@ -203,3 +208,61 @@ def test_the_checkpoints_own_env_options_are_used() -> None:
     assert [(episode.return_, episode.length) for episode in found.episodes] == [(0.0, 7), (0.0, 7)]
     other = evaluate(result.run_dir, env="HalfCheetah-v4", episodes=1)  # its own limit, its own options
     assert other.episodes[0].length == 1000 and other.episodes[0].return_ != 0.0
+
+
+def evaluation(infos: list[dict[str, float]], success: list[bool | None] | None = None) -> Evaluation:
+    known = success or [None] * len(infos)
+    episodes = [Episode(1.0, 2, True, ok, info=info) for info, ok in zip(infos, known, strict=True)]
+    return Evaluation("Game-v0", "a", episodes, 1.0, True, 0, Hold())
+
+
+def test_the_envs_own_numbers_are_summarised_and_yes_or_no_is_a_share() -> None:
+    infos = [{"flag_get": float(i < 3), "x_pos": 100.0 * i, "a_long_name": 7.0} for i in range(4)]
+    infos[0].pop("a_long_name")
+    found = evaluation(infos)
+    lines = found.text().splitlines()
+    assert [line.split()[:2] for line in lines[2:]] == [
+        *(["return", "1.0"], ["length", "2.0"], ["x_pos", "150.0"], ["a_long_name", "7.0"], ["flag_get", "75.0%"])
+    ]
+    assert len({len(line) for line in lines[1:6]}) == 1  # the columns stay in line
+    numbers = json.loads(json.dumps(found.to_dict()))
+    assert numbers["info"]["x_pos"]["max"] == 300.0 and numbers["info"]["flag_get"]["mean"] == 0.75
+    assert numbers["infos"]["a_long_name"] == [None, 7.0, 7.0, 7.0] and numbers["success_rate"] is None
+
+
+def test_what_success_says_already_is_not_said_twice() -> None:
+    flags = [{"flag_get": 1.0}, {"flag_get": 0.0}]
+    same, other = evaluation(flags, [True, False]), evaluation(flags, [True, True])
+    assert same.shares == {"success": 0.5} and "flag_get" not in same.text()
+    assert other.shares == {"success": 1.0, "flag_get": 0.5}
+    assert evaluation([{"flag_get": 0.0}] * 2, [False, False]).text().endswith("success 0.0%")
+
+
+def test_a_score_that_is_always_nothing_is_a_number() -> None:
+    found = evaluation([{"score": 0.0}] * 2)
+    assert found.shares == {} and [name for name, _ in found.rows] == ["return", "length", "score"]
+
+
+def test_an_env_that_names_no_numbers_reads_as_ever() -> None:
+    found = evaluation([{}, {}])
+    assert found.text().splitlines()[2].startswith("return         1.0") and found.to_dict()["info"] == {}
+
+
+def test_a_run_of_an_env_that_names_numbers_is_evaluated_and_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    result = short_run("toy/Scorer-v0", env_kwargs={"success": True})
+    found = evaluate(result.run_dir, episodes=3, trace=True)  # the first episode of each of three envs
+    assert [episode.info for episode in found.episodes] == [{"flag_get": 1.0, "x_pos": 4.0}] * 3
+    assert main(["evaluate", str(result.run_dir), "--episodes", "2", "--analyze-policy"]) == 0
+    assert "x_pos" in capsys.readouterr().out
+    page = (result.run_dir / "report" / "index.html").read_text()
+    assert "<td>x_pos</td><td>4.0</td>" in page and "Success in 100.0% of the episodes." in page
+    assert "flag_get" not in page
+
+
+def test_a_trace_of_an_image_agent_keeps_no_images() -> None:
+    result = short_run("toy/Screen-v0", total_timesteps=128)
+    found = evaluate(result.run_dir, episodes=2, trace=True)
+    for episode in found.episodes:
+        assert episode.trace is not None and episode.trace.obs == {} and len(episode.trace.value) == 3
+    page, _ = write_report(found, value=True, policy=True)
+    assert page.is_file()

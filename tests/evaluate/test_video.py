@@ -19,6 +19,7 @@ from proxima.evaluate import headless
 from proxima.evaluate.camera import follow
 from proxima.evaluate.mp4 import Mp4Writer
 from proxima.evaluate.video import _play, record, watch
+from tests.envs import toy_envs  # noqa: F401 - registers them
 
 
 class Painter(gym.Env):
@@ -269,3 +270,27 @@ def test_a_policy_is_told_where_episodes_begin() -> None:
     for _ in _play(env, act, seed=0, length=10, on_reset=lambda: calls.append("reset")):
         pass
     assert calls == ["reset", *["act"] * 5, "reset", *["act"] * 5]
+
+
+@pytest.mark.parametrize("size", [(240, 256), (210, 160), (224, 240), (50, 86), (51, 87)])
+def test_a_game_is_shown_as_it_draws_itself(size: tuple[int, int], tmp_path: Path) -> None:
+    path = record(lambda obs: 2, "toy/Screen-v0", path=tmp_path / "a.mp4", env_kwargs={"size": size})
+    frames, (height, width) = iio.imread(path), (size[0] + size[0] % 2, size[1] + size[1] % 2)
+    assert frames.shape == (4, height, width, 3)  # neither scaled nor filled up to whole blocks
+    assert iio.immeta(path, plugin="FFMPEG")["fps"] == 50.0
+    sky, ground = frames[-1][: height // 2 - 8].astype(int), frames[-1][height // 2 + 8 :].astype(int)
+    assert np.abs(sky - (92, 148, 252)).max() <= 6 and np.abs(ground - 120).max() <= 6
+
+
+def test_the_video_is_of_the_policy_that_is_evaluated(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--num-envs", "2", "--num-steps", "32", "--total-timesteps", "64", "--minibatch-size", "32"]
+    assert main(["train", "--env", "toy/Screen-v0", "--compile", "off", "--name", "screen", *small]) == 0
+    capsys.readouterr()
+    shown = {}
+    for flags in ([], ["--stochastic"]):
+        command = ["evaluate", "runs/screen", "--record", "--video-length", "30", "--episodes", "1", *flags]
+        assert main(command) == 0
+        path = Path(capsys.readouterr().out.splitlines()[0].removeprefix("video "))
+        assert path.stem.endswith("-stochastic") == bool(flags)
+        shown[bool(flags)] = {round(float(frame[200, 128, 0]) / 60) for frame in iio.imiter(path)}
+    assert len(shown[False]) <= 3 and shown[True] == {0, 1, 2, 3}  # a deterministic one: the start, and one a place

@@ -10,7 +10,8 @@ import yaml
 
 from proxima.cli import main
 from proxima.errors import UsageError
-from proxima.report.comparison import compare, probability_of_improvement
+from proxima.report.compare import write_comparison
+from proxima.report.comparison import compare, extra_curves, probability_of_improvement
 from proxima.report.runs import differing, load_groups, load_run
 
 
@@ -21,6 +22,8 @@ def write_run(
     seed: int = 1,
     first_step: int = 100,
     lineage: list[str] | None = None,
+    extra: dict[str, float | None] | None = None,
+    health: bool = True,
     **options: Any,
 ) -> Path:
     """A run of 100 env steps and one second an iteration."""
@@ -31,7 +34,8 @@ def write_run(
                 "global_step": first_step + 100 * i,
                 "wall_time": 1.0 + i,
                 "episode_return": value,
-                "approx_kl": 0.01,
+                **({"approx_kl": 0.01} if health else {}),
+                **(extra or {}),
             }
             file.write(json.dumps(row) + "\n")
     sections = {"run": {"name": folder.parent.name, "seed": seed}, "optimizer": {"learning_rate": 1e-3} | options}
@@ -142,3 +146,43 @@ def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path) -> None:
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"global_step": 3')
     assert load_run(folder).columns["global_step"].tolist() == [100, 200]
+
+
+DQN = {"q_loss": 0.5, "q_mean": 2.0, "td_error": 0.1, "epsilon": 0.05, "gradient_norm": 1.0, "learning_rate": 1e-4}
+
+
+def test_runs_of_two_algorithms_are_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in (1, 2):
+        write_run(tmp_path / "mario" / f"old{seed}", returns=[1.0, 2.0], seed=seed)
+        write_run(
+            tmp_path / "mario" / f"new{seed}", returns=[1.0, 3.0], seed=seed, algorithm="dqn", extra=DQN, health=False
+        )
+    out = tmp_path / "out"
+    assert main(["compare", str(tmp_path / "mario"), "--out", str(out)]) == 0
+    assert "DQN against PPO: higher with probability 1.00" in capsys.readouterr().out
+    page = (out / "index.html").read_text()
+    assert page.count("data:image/png") == 4 and "<td>algorithm</td>" in page
+    assert "| DQN | 2 |" in (out / "comparison.md").read_text()
+
+
+def test_labels_say_the_algorithm_where_it_differs(tmp_path: Path) -> None:
+    write_run(tmp_path / "a" / "1", returns=[1.0])
+    write_run(tmp_path / "a" / "2", returns=[1.0], algorithm="ppo", seed=2)  # the same, said aloud
+    write_run(tmp_path / "a" / "3", returns=[1.0], algorithm="dqn", epsilon_end=0.1)
+    write_run(tmp_path / "a" / "4", returns=[1.0], algorithm="dqn", epsilon_end=0.2)
+    groups = load_groups([str(tmp_path / "a")])
+    assert [group.label for group in groups] == ["PPO", "DQN, epsilon_end 0.1", "DQN, epsilon_end 0.2"]
+    assert len(groups[0].runs) == 2
+    write_run(tmp_path / "my-dqn" / "1", returns=[1.0], algorithm="dqn")
+    labels = [group.label for group in load_groups([str(tmp_path / "a" / "1"), str(tmp_path / "my-dqn")])]
+    assert labels == ["a (PPO)", "my-dqn"]
+
+
+def test_what_every_run_tells_of_its_episodes_is_drawn(tmp_path: Path) -> None:
+    told = {"episode_success": 0.5, "episode_x_pos": 900.0, "episode_length": 9.0, "episode_return_max": 4.0}
+    write_run(tmp_path / "a" / "1", returns=[1.0, 2.0], extra=told | {"episode_score": 3.0})
+    write_run(tmp_path / "b" / "1", returns=[1.0, 2.0], extra=told | {"episode_score": None}, algorithm="dqn")
+    groups = load_groups([str(tmp_path / "a"), str(tmp_path / "b")])
+    assert extra_curves(groups) == ["episode_success", "episode_x_pos"]
+    _, markdown, _ = write_comparison([str(tmp_path / "a"), str(tmp_path / "b")], out=tmp_path / "out")
+    assert "![extras](extras.png)" in markdown and (tmp_path / "out" / "extras.png").is_file()

@@ -1,5 +1,6 @@
 """The policy's memory in collection: zeroed where an episode ended and only there, stored where sequences begin."""
 
+import math
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from proxima.config import load_config
 from proxima.envs.make import make_env
 from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.spec import Spec
-from proxima.training.collector import Collector
+from proxima.training.collector import Collector, EpisodeStatistics
 from proxima.training.endings import DeferredEndings
 from proxima.training.trainer import Trainer
+from tests.envs import toy_envs  # noqa: F401 - registers them
 
 STEPS, ENVS = 25, 3
 
@@ -133,3 +135,42 @@ def test_a_recurrent_policy_learns_a_dict_with_a_key_for_the_critic_alone() -> N
     trainer.iterate()
     assert not torch.equal(before, trainer.learner.state.param)
     assert trainer.policy.actor_keys == ["proprioception", "scandots"]
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_success_and_the_envs_own_numbers_are_kept(deferred: bool) -> None:
+    config = load_config(None, {"num_envs": 2, "num_steps": 10, "compile": "off"})
+    env = make_env("toy/Scorer-v0", num_envs=2, env_kwargs={"success": True})
+    policy = ActorCritic(Spec.from_spaces(env.observation_space, env.action_space), config.policy, config.normalize)
+    collector = Collector(env, policy, num_steps=10, device=torch.device("cpu"), env_seed=1, seed=2)
+    if deferred:
+        collector._deferred = DeferredEndings(10)
+    before = collector.episodes.metrics()
+    assert "episode_success" not in before and math.isnan(before["episode_x_pos"])
+    for _ in range(2):  # 20 steps of two envs, four an episode
+        collector.collect()
+    found = collector.episodes.metrics()
+    assert found["episodes"] == 10 and found["episode_flag_get"] == found["episode_success"] == 3 / 5
+    assert found["episode_x_pos"] == 24.0 and math.isnan(found["episode_note"])
+
+
+def test_statistics_go_through_a_state_and_an_old_one_will_do() -> None:
+    one = EpisodeStatistics(["x"])
+    one.add([1.0, 2.0], [3, 4], [math.nan, 1.0], {"x": [5.0, math.nan]})
+    other, old = EpisodeStatistics(["x", "y"]), EpisodeStatistics(["x"])
+    other.set_state(one.get_state())
+    assert str(other.get_state()["success"]) == "[nan, 1.0]" and other.metrics()["episode_x"] == 5.0
+    assert other.metrics()["episode_success"] == 1.0 and math.isnan(other.metrics()["episode_y"])
+    old.set_state({"returns": [1.0], "lengths": [2], "count": 1})
+    assert old.metrics()["episode_return"] == 1.0 and "episode_success" not in old.metrics()
+
+
+def test_the_window_is_that_of_the_last_hundred_episodes_with_the_unknown_in_it() -> None:
+    statistics = EpisodeStatistics(["x"])
+    silent = [math.nan] * 50
+    statistics.add([0.0] * 50, [1] * 50, silent, {"x": [1.0] * 50})
+    assert "episode_success" not in statistics.metrics()  # nothing told yet
+    statistics.add([0.0] * 75, [1] * 75, [1.0] * 75, {"x": [3.0] * 75})
+    assert statistics.metrics()["episode_success"] == 1.0 and statistics.metrics()["episode_x"] == 2.5
+    statistics.add([0.0] * 100, [1] * 100, silent * 2, {"x": silent * 2})
+    assert math.isnan(statistics.metrics()["episode_success"]) and math.isnan(statistics.metrics()["episode_x"])

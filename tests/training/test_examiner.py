@@ -121,3 +121,19 @@ def test_a_training_video_forgets_between_episodes(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(LoadedPolicy, "reset", lambda self, ended=None: forgotten.append(True))
     train(**(SMALL | {"env": "CartPole-v1", "max_episode_steps": 10}), record_every=1024, video_length=20)
     assert len(forgotten) >= 2
+
+
+def test_success_and_the_envs_own_numbers_are_metrics_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [
+        [Episode(1.0, 10, True, True, info={"x_pos": 30.0}), Episode(3.0, 20, True, False, info={"x_pos": 10.0})],
+        [Episode(1.0, 10, True, None)],
+    ]
+    left = iter(told)
+    monkeypatch.setattr(examiner_module, "run_episodes", lambda *_, **__: next(left))
+    result = train(**(SMALL | {"total_timesteps": 128 * 4}), eval_every=256)
+    found = rows(result.run_dir)
+    assert "eval_x_pos" not in found[0]
+    assert (found[1]["eval_return"], found[1]["eval_length"]) == (2.0, 15.0)
+    assert (found[1]["eval_success"], found[1]["eval_x_pos"]) == (0.5, 20.0)
+    assert found[2]["eval_x_pos"] is None and found[2]["eval_success"] is None
+    assert found[3]["eval_return"] == 1.0 and found[3]["eval_x_pos"] is None  # not told this time

@@ -21,6 +21,7 @@ from proxima.errors import ProximaError, UsageError
 from proxima.track.tracker import Tracker
 from proxima.training.trainer import Trainer
 from tests import probes
+from tests.envs import toy_envs  # noqa: F401 - registers them
 
 SMALL = {
     "num_envs": 4,
@@ -417,3 +418,18 @@ def test_an_env_that_becomes_impossible_to_capture_is_told_and_trained_on(
     assert resumed.global_step == 128 * 14
     assert "can no longer be kept" in caplog.text or "cannot be put back" in caplog.text
     assert "This resume is not exact" in caplog.text
+
+
+def test_windows_of_the_envs_own_numbers_go_on() -> None:
+    options = SMALL | {"env": "toy/Scorer-v0", "env_kwargs": {"success": True}, "total_timesteps": 512}
+    options |= {"lr_schedule": "constant", "eval_every": 256, "eval_episodes": 2}
+    whole = train(**options, name="whole")
+    half = train(**(options | {"total_timesteps": 256}), name="half")
+    rest = train(resume_from=half.run_dir, total_timesteps=512)
+    expected, found = metrics(whole.run_dir)[2:], metrics(rest.run_dir)
+    assert [set(row) for row in found] == [set(row) for row in expected]
+    # The toy counts episodes over the life of an env, and each run makes its own envs to evaluate on.
+    same = {name for name in expected[0] if not name.startswith("eval_")} - TIMES
+    for row, other in zip(expected, found, strict=True):
+        assert {name: row[name] for name in same} == {name: other[name] for name in same}
+    assert found[-1]["episode_x_pos"] > 0 and 0 < found[-1]["episode_success"] < 1 and found[-1]["episode_note"] is None
