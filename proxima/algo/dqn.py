@@ -38,7 +38,7 @@ class DQNLearner:
 
     def __init__(self, policy: QPolicy, config: Config, *, device: torch.device, seed: int):
         self.policy, self.config, self.device = policy, config, device
-        self.dqn, self.algorithm = config.dqn, config.algorithm  # type: ignore[attr-defined]
+        self.dqn, self.algorithm = config.dqn, config.algorithm
         optimizer = config.optimizer
         if optimizer.lr_schedule == "adaptive":
             raise UsageError("lr_schedule is adaptive, but dqn has no KL to follow: use constant, linear or cosine.")
@@ -211,6 +211,12 @@ class DQNLearner:
         self.target.copy_(state["target"]["param"])
         self._copies = int(state["target"]["copies"])
         return restore_generator(self.generator, state["generator"]["state"], otherwise=int(self.state.steps))
+
+    def follow_changes(self, before: Config) -> None:
+        """Let options that a resume changed take the place of what the optimizer remembers of the old ones."""
+        every = before.dqn.target_update_every
+        if every != self.dqn.target_update_every:
+            self._copies = self._copies * every // self.dqn.target_update_every
 
     def _optimizer_tensors(self) -> dict[str, Tensor]:
         """What a checkpoint keeps of the optimizer: not the policy's parameters, nor what follows from the steps."""

@@ -19,8 +19,8 @@ from proxima.envs.make import make_env
 from proxima.errors import UsageError
 from proxima.evaluate.policy import load_policy
 from proxima.evaluate.statistics import Summary
-from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.encoders import is_image
+from proxima.nets.make import Agent
 from proxima.nets.spec import Spec
 
 LONGEST_EPISODE = 100_000
@@ -194,7 +194,7 @@ def evaluate(
 
 @torch.no_grad()
 def run_episodes(
-    policy: ActorCritic, env: VecEnv, *, episodes: int, seed: int, deterministic: bool, trace: bool = False
+    policy: Agent, env: VecEnv, *, episodes: int, seed: int, deterministic: bool, trace: bool = False
 ) -> list[Episode]:
     """The first `episodes` episodes, the same number in each env give or take one: short ones are not favoured."""
     wanted = [len(range(i, episodes, env.num_envs)) for i in range(env.num_envs)]
@@ -228,7 +228,7 @@ def run_episodes(
 
 def _keep(
     steps: list[list[dict[str, Any]]],
-    policy: ActorCritic,
+    policy: Agent,
     obs: dict[str, Tensor],
     state: Tensor | None,
     action: Tensor,
@@ -248,7 +248,7 @@ def _keep(
         mine.append(row | {"obs": {key: x[i].numpy().copy() for key, x in vectors.items()}})
 
 
-def _episode(i: int, step: Step, policy: ActorCritic, steps: list[dict[str, Any]], state: Tensor | None) -> Episode:
+def _episode(i: int, step: Step, policy: Agent, steps: list[dict[str, Any]], state: Tensor | None) -> Episode:
     """The one that ended in env `i`; `state` is the memory of all before its last observation."""
     success = None
     if step.episodes.success is not None and not bool(step.episodes.success[i].isnan()):

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from proxima import checkpoint
 from proxima.errors import UsageError
 from proxima.evaluate.policy import load_policy
-from proxima.nets.actor_critic import ActorCritic, Obs
 from proxima.nets.encoders import Tanh
+from proxima.nets.make import Agent
 from proxima.nets.spec import ActionSpec, ObsSpec
+from proxima.nets.trunk import Obs
 
 SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt"}
 
@@ -73,7 +74,7 @@ class DeterministicPolicy(nn.Module):
     low: Tensor
     high: Tensor
 
-    def __init__(self, policy: ActorCritic):
+    def __init__(self, policy: Agent):
         super().__init__()
         self.spec, action = policy.spec, policy.spec.action
         self.normalizer, self.trunk = policy.normalizer, policy.actor_trunk

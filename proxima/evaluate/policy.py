@@ -14,9 +14,7 @@ from proxima.config import config_from_dict
 from proxima.data.rollout import as_stored
 from proxima.envs.action_hold import Hold
 from proxima.errors import UsageError
-from proxima.nets.actor_critic import ActorCritic
-from proxima.nets.make import make_policy
-from proxima.nets.q_network import QNetwork
+from proxima.nets.make import Agent, make_policy
 from proxima.nets.spec import Spec
 
 
@@ -26,7 +24,7 @@ class LoadedPolicy:
     A policy with a memory remembers what it was given: `reset` says where a new episode begins.
     """
 
-    def __init__(self, policy: ActorCritic | QNetwork, *, seed: int = 0, hold: Hold | None = None):
+    def __init__(self, policy: Agent, *, seed: int = 0, hold: Hold | None = None):
         self.policy = policy.eval()
         self.hold = hold or Hold()
         """For how many env steps each action is to be held, as it was in training when the checkpoint was written."""

@@ -14,7 +14,7 @@ from proxima.evaluate.episodes import Evaluation
 from proxima.evaluate.policy import load_policy
 from proxima.evaluate.policy_analysis import PolicyAnalysis
 from proxima.evaluate.value_analysis import ValueAnalysis
-from proxima.nets.actor_critic import ActorCritic
+from proxima.nets.make import Agent
 
 
 def write_report(evaluation: Evaluation, *, value: bool, policy: bool) -> tuple[Path, list[str]]:
@@ -56,7 +56,7 @@ def write_report(evaluation: Evaluation, *, value: bool, policy: bool) -> tuple[
     return index, said
 
 
-def _value_map(agent: ActorCritic, evaluation: Evaluation, path: Path) -> list[Path]:
+def _value_map(agent: Agent, evaluation: Evaluation, path: Path) -> list[Path]:
     """Where an observation is two numbers, or an angle as cosine and sine with its velocity."""
     from proxima.evaluate import plots
 

@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from proxima.algo.flat import FlatParameters
 from proxima.data.frames import newest
-from proxima.nets.actor_critic import ActorCritic
+from proxima.nets.make import Agent
 
 _NOT_FOR_ACTING = ("normalizer.moments", "return_scale")
 
@@ -29,7 +29,7 @@ Native = Callable[[list[Tensor]], list[Tensor]]
 class Actor(nn.Module):
     """Acts, and stores in the rollout what was seen and done."""
 
-    def __init__(self, policy: ActorCritic, env_device: torch.device):
+    def __init__(self, policy: Agent, env_device: torch.device):
         super().__init__()
         self.policy, self.env_device = policy, env_device
         self.keys = policy.keys

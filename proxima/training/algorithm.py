@@ -3,15 +3,18 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from proxima.config import Config
 from proxima.envs.base import VecEnv
+from proxima.nets.make import Agent
 from proxima.training.collector import Collector
 from proxima.training.setup import Threads
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Files = dict[str, Any]
 """What a checkpoint holds, by file name; a function is asked for its content when the file is written."""
 
@@ -19,8 +22,7 @@ Files = dict[str, Any]
 class Algorithm(ABC):
     """One iteration after the other, and all that a checkpoint keeps of them."""
 
-    policy: Any
-    """An `ActorCritic` or a `QNetwork`: both act, value and normalise in the same way."""
+    policy: Agent
     learner: Any
     collector: Collector
     phases: tuple[str, ...]
@@ -34,13 +36,13 @@ class Algorithm(ABC):
     def iterate(self) -> dict[str, float]:
         """Collect and learn once; what came of it."""
 
-    def timed(self, phase: str, work: Callable[[], Any]) -> Any:
+    def timed(self, phase: str, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Do the work, with the threads that it is given, and add what it took to the phase's seconds."""
         threads = self.threads.act if phase == "collect" else self.threads.learn
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
         start = time.perf_counter()
-        result = work()
+        result = work(*args, **kwargs)
         self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - start
         return result
 

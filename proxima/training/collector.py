@@ -15,7 +15,7 @@ from proxima.data.generators import restore_generator
 from proxima.data.rollout import Rollout, as_stored
 from proxima.envs.base import Step, VecEnv
 from proxima.errors import NonFiniteError, UsageError
-from proxima.nets.actor_critic import ActorCritic
+from proxima.nets.make import Agent
 from proxima.training.actor import Actor, Record, Rows, compile_actor
 from proxima.training.endings import DeferredEndings, Endings
 
@@ -103,7 +103,7 @@ class Collector:
     def __init__(
         self,
         env: VecEnv,
-        policy: ActorCritic,
+        policy: Agent,
         *,
         num_steps: int,
         device: torch.device,

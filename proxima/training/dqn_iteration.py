@@ -9,6 +9,7 @@ from proxima.algo.dqn import DQNLearner
 from proxima.config import Config
 from proxima.data.replay import Replay
 from proxima.envs.base import VecEnv
+from proxima.nets.q_network import QNetwork
 from proxima.nets.spec import Spec
 from proxima.training import setup
 from proxima.training.algorithm import Algorithm, Files
@@ -28,8 +29,9 @@ class DQN(Algorithm):
         """`decisions` is how many the run will have, over all envs."""
         super().__init__(env, config, device=device, threads=threads)
         seed, dqn = config.run.seed, config.dqn
-        self.policy = setup.build_policy(spec, config, device)
-        self.learner = DQNLearner(self.policy, config, device=device, seed=stream_seed(seed, "minibatches"))
+        self.policy = policy = setup.build_policy(spec, config, device)
+        assert isinstance(policy, QNetwork)
+        self.learner = DQNLearner(policy, config, device=device, seed=stream_seed(seed, "minibatches"))
         self.collector = Collector(
             env,
             self.policy,
@@ -45,6 +47,7 @@ class DQN(Algorithm):
             rollout,
             buffer_size=dqn.buffer_size,
             margin=self._iteration_rows,  # an interrupted iteration must leave what the last boundary had
+            frames=rollout.stacks,
             return_steps=dqn.return_steps,
             gamma=config.algorithm.gamma,
             smdp=config.algorithm.smdp,
@@ -57,13 +60,13 @@ class DQN(Algorithm):
         until = self.collector.decisions + self.config.dqn.iteration_steps
         while self.collector.decisions < until:
             rollout = self.timed("collect", self.collector.collect)
-            self.timed("store", lambda rollout=rollout: self.replay.add(rollout))
-            self.timed("store", lambda rollout=rollout: self.policy.normalizer.update(rollout.step_obs()))
-            self.learner.follow_target(self.collector.decisions)
+            self.timed("store", self.replay.add, rollout)
+            self.timed("store", self.policy.normalizer.update, rollout.step_obs())
             if self.replay.size >= self.config.dqn.learning_starts:
                 steps, self._unpaid = divmod(self._unpaid + rollout.size, self.config.dqn.train_freq)
                 if steps:
-                    self.timed("update", lambda steps=steps: self.learner.update(self.replay, steps))
+                    self.timed("update", self.learner.update, self.replay, steps)
+            self.learner.copy_target(self.collector.decisions)
         if self.collector.no_toolchain and self.learner.compiled:
             self.learner.give_up_compiling()
         return self.learner.metrics() | {"replay_size": self.replay.size}

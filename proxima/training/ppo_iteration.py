@@ -51,10 +51,10 @@ class PPO(Algorithm):
         rollout = self.timed("collect", self.collector.collect)
         if self.collector.no_toolchain and self.learner.compiled:
             self.learner.give_up_compiling()
-        batch = self.timed("advantage", lambda: self.learner.prepare(rollout))
-        metrics = self.timed("update", lambda: self.learner.update(batch, rollout))
+        batch = self.timed("advantage", self.learner.prepare, rollout)
+        metrics = self.timed("update", self.learner.update, batch, rollout)
         # After the update, so that the first probability ratio of the next one is exactly 1.
-        self.timed("update", lambda: self.policy.normalizer.update(rollout.step_obs()))
+        self.timed("update", self.policy.normalizer.update, rollout.step_obs())
         return metrics
 
     def set_state(

@@ -1,6 +1,6 @@
 """From options to the objects of a run: device, threads, envs, policy."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -10,7 +10,7 @@ from proxima.envs.make import make_env
 from proxima.errors import UsageError
 from proxima.machine import available_cores
 from proxima.nets.encoders import is_image
-from proxima.nets.make import make_policy
+from proxima.nets.make import Agent, make_policy
 from proxima.nets.spec import Spec
 from proxima.training.seeding import stream_seed
 
@@ -36,7 +36,7 @@ def build_env(config: Config) -> VecEnv:
     )
 
 
-def build_policy(spec: Spec, config: Config, device: torch.device) -> Any:
+def build_policy(spec: Spec, config: Config, device: torch.device) -> Agent:
     """The policy with weights that depend on the seed alone; the global generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(config.run.seed, "networks"))

@@ -17,11 +17,12 @@ from proxima.envs.action_hold import Hold
 from proxima.envs.base import ExactState
 from proxima.envs.snapshot import NotPlain
 from proxima.errors import ProximaError, UsageError
-from proxima.nets.actor_critic import ActorCritic
+from proxima.nets.make import Agent
 from proxima.nets.spec import Spec
 from proxima.track.tracker import Tracker, make_console
 from proxima.training import setup
 from proxima.training.algorithm import Algorithm
+from proxima.training.dqn_iteration import DQN
 from proxima.training.examiner import Examiner, passed
 from proxima.training.hold_schedule import HoldSchedule
 from proxima.training.ppo_iteration import PPO
@@ -42,7 +43,7 @@ class TrainResult:
     episode_return: float
     """Mean over the last 100 training episodes."""
     global_step: int
-    policy: ActorCritic
+    policy: Agent
 
 
 class Trainer:
@@ -71,8 +72,6 @@ class Trainer:
             self.notices.append(
                 f"num_threads is {run.num_threads}, but there are {self.threads.learn} cores: so many are used."
             )
-        if config.algorithm.algorithm == "DQN":
-            from proxima.training.dqn_iteration import DQN
         algorithm = PPO if config.algorithm.algorithm == "PPO" else DQN
         self.algorithm: Algorithm = algorithm(
             self.env,
