@@ -127,7 +127,9 @@ def test_without_a_compiler_the_run_goes_on(
     trainer = Trainer(load_config(None, options))
     # Where nothing can be compiled the learner does not try; where only this could not, it does.
     tried: list[bool] = []
-    monkeypatch.setattr(trainer.learner, "_compile", lambda: tried.append(True) or trainer.learner._epoch)
+    monkeypatch.setattr(
+        trainer.algorithm.learner, "_compile", lambda: tried.append(True) or trainer.algorithm.learner._epoch
+    )
     trainer.iterate()
     trainer.env.close()
     assert tried == ([] if isinstance(error, OSError) else [True])

@@ -131,9 +131,9 @@ def test_a_recurrent_policy_learns_a_dict_with_a_key_for_the_critic_alone() -> N
     options = {"env": "proxima/SyntheticQuadruped-v0", "num_envs": 4, "num_steps": 12, "minibatch_size": 2}
     memory = {"memory": "lstm", "memory_size": 8, "bptt_length": 5, "encoders": encoders, "compile": "off"}
     trainer = Trainer(load_config(None, options | memory))
-    before = trainer.learner.state.param.clone()
+    before = trainer.algorithm.learner.state.param.clone()
     trainer.iterate()
-    assert not torch.equal(before, trainer.learner.state.param)
+    assert not torch.equal(before, trainer.algorithm.learner.state.param)
     assert trainer.policy.actor_keys == ["proprioception", "scandots"]
 
 

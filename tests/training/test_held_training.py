@@ -129,7 +129,7 @@ def test_decisions_are_estimated_for_whether_compilation_pays() -> None:
     assert annealed == pytest.approx(5 / np.log(6), rel=0.05)  # 1 / mean(1 / k), were k not rounded
     trainer = Trainer(load_config(None, SMALL | {"total_timesteps": 64 * 130, "action_hold_seconds": 0.1}))
     trainer.env.close()
-    assert trainer.learner._num_iterations == 10
+    assert trainer.algorithm.learner._num_iterations == 10
 
 
 @pytest.mark.parametrize(

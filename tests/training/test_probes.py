@@ -79,10 +79,10 @@ def test_both_keys_of_a_dict_are_used() -> None:
 def test_a_nan_names_env_and_step_and_leaves_the_weights(what: str) -> None:
     options = {"env": "ProbeNan-v0", "env_kwargs": {"what": what}, "num_envs": 2, "num_steps": 8, "minibatch_size": 8}
     trainer = Trainer(load_config(None, options | {"tensorboard": False, "spread_episodes": False}))
-    before = trainer.learner.state.param.clone()
+    before = trainer.algorithm.learner.state.param.clone()
     with pytest.raises(NonFiniteError, match=r"env 0 gave .*(nan|inf) at global step 10 \(step 5 of that env\)"):
         trainer.run()
-    assert torch.equal(before, trainer.learner.state.param)
+    assert torch.equal(before, trainer.algorithm.learner.state.param)
     assert checkpoint.find(trainer.run_dir)  # the last good state is on disk
 
 

@@ -249,14 +249,14 @@ def test_a_signal_at_the_very_end_loses_nothing(where: str, tmp_path: Path, monk
 
 def test_any_error_leaves_the_last_boundary_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = Trainer(load_config(None, SMALL | {"env": "InvertedPendulum-v5", "total_timesteps": 12_800}))
-    good, calls = trainer.learner.update, iter(range(100))
+    good, calls = trainer.algorithm.learner.update, iter(range(100))
 
     def update(*args: Any) -> Any:
         if next(calls) == 3:
             raise RuntimeError("out of memory, say")
         return good(*args)
 
-    monkeypatch.setattr(trainer.learner, "update", update)
+    monkeypatch.setattr(trainer.algorithm.learner, "update", update)
     with pytest.raises(RuntimeError, match="out of memory"):
         trainer.run()
     assert checkpoint.read_metadata(checkpoint.find(trainer.run_dir))["iteration"] == 3
@@ -265,14 +265,14 @@ def test_any_error_leaves_the_last_boundary_on_disk(monkeypatch: pytest.MonkeyPa
 def test_a_worker_that_dies_between_rollouts_costs_an_episode_not_the_run(caplog: pytest.LogCaptureFixture) -> None:
     options = SMALL | {"env": "CartPole-v1", "vec_env_mode": "async", "num_workers": 2, "total_timesteps": 512}
     trainer = Trainer(load_config(None, options))
-    good, calls = trainer.learner.update, iter(range(100))
+    good, calls = trainer.algorithm.learner.update, iter(range(100))
 
     def update(*args: Any) -> Any:
         if next(calls) == 1:
             os.kill(trainer.env._workers[0].pid, signal.SIGKILL)  # type: ignore[attr-defined]
         return good(*args)
 
-    trainer.learner.update = update  # type: ignore[method-assign]
+    trainer.algorithm.learner.update = update  # type: ignore[method-assign]
     result = trainer.run()
     assert result.global_step == 512 and metrics(result.run_dir)[-1]["worker_restarts"] == 1
     assert "was killed by SIGKILL" in caplog.text
