@@ -117,15 +117,15 @@ def test_options_of_pixels() -> None:
 def test_catch_shows_the_ball_and_pays_for_it() -> None:
     env = PixelCatch(drops=2)
     obs, _ = env.reset(seed=0)
-    assert obs.shape == (4, 84, 84) and (obs == 255).sum() == 4 * 16
+    assert obs.shape == (4, 84, 84) and (obs == 255).sum() == 4 * 36
     rewards = []
     terminated = False
     while not terminated:
         centre = env._paddle + 8
-        target = env._x + 2 + env._drift * ((77 - env._y) // 4)
+        target = env._x + 3 + env._drift * ((78 - env._y) // 6)
         obs, reward, terminated, _, info = env.step(1 + (target > centre) - (target < centre))
         rewards.append(reward)
-    assert sum(abs(reward) for reward in rewards) == 2 and len(rewards) == 40
+    assert sum(abs(reward) for reward in rewards) == 2 and len(rewards) == 26
     assert info == {"caught": rewards.count(1.0), "is_success": rewards.count(1.0) == 2}
 
 
