@@ -42,7 +42,7 @@ class EnvOptions:
     num_envs: int = option(8, aliases=["n_envs"], at_least=1, at_most=1_000_000)
     """Environments that run in parallel."""
     vec_env_mode: Literal["auto", "batch", "sync", "async"] = option("auto")
-    """batch: native physics threads; sync: this process; async: worker processes; auto: batch if it can, else sync."""
+    """batch: native physics threads; sync: this process; async: worker processes; auto: the best of them."""
     num_workers: int | None = option(None, at_least=1)
     """Worker processes of async, None for one a core."""
     max_episode_steps: int | None = option(None, at_least=1)

@@ -10,8 +10,8 @@ from proxima.envs.plain import Plain
 from proxima.errors import UsageError
 
 _SIZE = 84
-_BALL, _PADDLE, _THICKNESS = 4, 16, 3
-_FALL, _MAX_DRIFT, _PADDLE_STEP = 4, 4, 3  # pixels a frame
+_BALL, _PADDLE, _THICKNESS = 6, 16, 4
+_FALL, _MAX_DRIFT, _PADDLE_STEP = 6, 6, 5  # pixels a frame
 _BALL_GREY, _PADDLE_GREY = 255, 160
 
 

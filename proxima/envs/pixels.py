@@ -197,7 +197,7 @@ class PixelEnv(gym.Env[np.ndarray, Any]):
             if left == 2:
                 before = self._look()
         frame = self._see()
-        image = self._image(frame if before is None else np.maximum(before, frame))
+        image = self._image(frame if before is None else np.maximum(before, frame, out=before))
         self._stack[: -self._channels] = self._stack[self._channels :]
         self._stack[-self._channels :] = image
         if self.reward_clip:

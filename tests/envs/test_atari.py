@@ -23,6 +23,8 @@ needs_atari = pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, rea
 def test_absence_is_one_sentence(monkeypatch: Any) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "ale_py" else real(name))
+    for env_id in [env_id for env_id in gym.registry if env_id.startswith("ALE/")]:  # of an earlier import
+        monkeypatch.delitem(gym.registry, env_id)
     with pytest.raises(UsageError, match=r"'ALE/Pong-v5' needs ale-py: pip install \"proxima-rl\[atari\]\""):
         make_env(PONG)
     listed = [row for row in list_envs() if row.id == PONG]

@@ -8,6 +8,8 @@ import pytest
 from gymnasium import spaces
 from pixel_tools import built, digest, digest_elsewhere, trace
 
+from proxima.envs import async_vec
+from proxima.envs.make import make_env
 from proxima.envs.pixel_catch import PixelCatch
 from proxima.envs.pixels import AreaResize, PixelEnv, grey
 from proxima.envs.snapshot import Snapshot, why_inexact
@@ -115,15 +117,15 @@ def test_options_of_pixels() -> None:
 def test_catch_shows_the_ball_and_pays_for_it() -> None:
     env = PixelCatch(drops=2)
     obs, _ = env.reset(seed=0)
-    assert obs.shape == (4, 84, 84) and (obs == 255).sum() == 4 * 16
+    assert obs.shape == (4, 84, 84) and (obs == 255).sum() == 4 * 36
     rewards = []
     terminated = False
     while not terminated:
         centre = env._paddle + 8
-        target = env._x + 2 + env._drift * ((77 - env._y) // 4)
+        target = env._x + 3 + env._drift * ((78 - env._y) // 6)
         obs, reward, terminated, _, info = env.step(1 + (target > centre) - (target < centre))
         rewards.append(reward)
-    assert sum(abs(reward) for reward in rewards) == 2 and len(rewards) == 40
+    assert sum(abs(reward) for reward in rewards) == 2 and len(rewards) == 26
     assert info == {"caught": rewards.count(1.0), "is_success": rewards.count(1.0) == 2}
 
 
@@ -152,3 +154,14 @@ def test_its_own_state_is_kept_with_that_of_the_wrappers() -> None:
 
 def test_catch_is_the_same_in_workers() -> None:
     assert trace(CATCH, 150, num_envs=3, mode="sync") == trace(CATCH, 150, num_envs=3, mode="async", num_workers=2)
+
+
+def test_more_workers_than_cores_are_warned_of_once(monkeypatch: Any, caplog: Any) -> None:
+    monkeypatch.setattr(async_vec, "available_cores", lambda: 1)
+    async_vec._warn_of_crowding.cache_clear()
+    monkeypatch.setattr(async_vec.logger, "propagate", True)
+    for _ in range(2):
+        make_env(CATCH, num_envs=2, mode="async", num_workers=2).close()
+    assert [record.getMessage()[:38] for record in caplog.records] == ["num_workers is 2, but there are 1 core"]
+    make_env(CATCH, num_envs=2, mode="async").close()
+    assert len(caplog.records) == 1

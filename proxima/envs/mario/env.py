@@ -151,12 +151,13 @@ def _start_of_stage(nes: Nes, world: int, stage: int) -> tuple[bytes, np.ndarray
         nes.write(game.PRELEVEL_TIMER, 0)
     else:
         raise RuntimeError(f"stage {world}-{stage} did not begin")
-    # The clock's first tick says that the player may move.
+    # The clock's first tick says that the player may move. It is read between the two frames: the emulator of
+    # gym-super-mario-bros is a frame behind this one, and so both start at the same moment and go on alike to the bit.
     before = game.clock(nes.ram())
     for _ in range(_LONGEST_WAIT):
         nes.frame(_START)
-        nes.frame(_NOTHING)
         now = game.clock(nes.ram())
+        nes.frame(_NOTHING)
         if now < before:
             return nes.get_state(), nes.screen()
         before = now
