@@ -96,6 +96,7 @@ def _parser() -> Parser:
     evaluate.add_argument("path", help="run folder or checkpoint folder")
     evaluate.add_argument("--best", action="store_true", help="the run's best checkpoint instead of its newest")
     evaluate.add_argument("--env", help="another env id than the policy was trained on")
+    evaluate.add_argument("--env-kwargs", metavar="MAPPING", help="keywords of the env that differ from the run's")
     evaluate.add_argument("--episodes", type=int, default=20)
     evaluate.add_argument("--seed", type=int, default=0)
     how = evaluate.add_mutually_exclusive_group()
@@ -227,6 +228,10 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from proxima.evaluate.video import record_checkpoint, watch_checkpoint
 
     chosen = {"env": arguments.env, "seed": arguments.seed, "deterministic": not arguments.stochastic}
+    if arguments.env_kwargs is not None:
+        chosen["env_kwargs"] = find_option("env_kwargs", source="--env-kwargs").parse(
+            arguments.env_kwargs, source="--env-kwargs"
+        )
     path = checkpoint.find(arguments.path, best=arguments.best)
     if arguments.episodes < 1:
         raise UsageError(f"episodes is {arguments.episodes}, but it must be >= 1.")

@@ -53,6 +53,8 @@ def batch_refusal(env_id: str, env_kwargs: Mapping[str, Any] | None) -> str | No
     """Why the batch back end cannot serve an env, None where it can."""
     if tensor_task(env_id):
         return None
+    if is_emulator(find_spec(env_id)):
+        return "an emulator plays one game at a time"
     from proxima.envs.mujoco_batch import why_not
 
     return why_not(env_id, env_kwargs)

@@ -1,6 +1,7 @@
 """Whole episodes of a trained policy, in parallel."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ from torch import Generator, Tensor
 
 from proxima import checkpoint
 from proxima.compiling import process_settings_kept
-from proxima.config import config_from_dict
 from proxima.data.rollout import as_stored
 from proxima.envs.action_hold import Hold
 from proxima.envs.base import Step, VecEnv
@@ -19,6 +19,7 @@ from proxima.envs.make import make_env
 from proxima.errors import UsageError
 from proxima.evaluate.policy import load_policy
 from proxima.evaluate.statistics import Summary
+from proxima.evaluate.world import chosen_env
 from proxima.nets.encoders import is_image
 from proxima.nets.make import Agent
 from proxima.nets.spec import Spec
@@ -158,29 +159,27 @@ def evaluate(
     path: str | Path,
     *,
     env: str | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
     episodes: int = 20,
     seed: int = 0,
     deterministic: bool = True,
     trace: bool = False,
 ) -> Evaluation:
-    """Run `episodes` episodes of a checkpoint's policy; with `trace`, keep every step of them."""
+    """Run `episodes` episodes of a checkpoint's policy; with `trace`, keep every step of them.
+
+    `env` is another env than the policy was trained on, and `env_kwargs` other keywords for it.
+    """
     for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):
         if value < least:
             raise UsageError(f"{name} is {value}, but it must be >= {least}.")
     folder = checkpoint.find(path)
-    options = config_from_dict(checkpoint.read_metadata(folder)["config"], source=str(folder)).env
+    env_id, kwargs, limit = chosen_env(folder, env, env_kwargs)
     loaded = load_policy(folder)
     policy = loaded.policy
-    own = env in (None, options.env)
-    world = make_env(
-        env or options.env,
-        num_envs=min(episodes, MOST_ENVS),
-        env_kwargs=options.env_kwargs if own else None,
-        max_episode_steps=options.max_episode_steps if own else None,
-    )
+    world = make_env(env_id, num_envs=min(episodes, MOST_ENVS), env_kwargs=kwargs, max_episode_steps=limit)
     world.hold = loaded.hold
     try:
-        policy.spec.check_fit(Spec.from_spaces(world.observation_space, world.action_space), env or options.env)
+        policy.spec.check_fit(Spec.from_spaces(world.observation_space, world.action_space), env_id)
         start = time.perf_counter()
         with process_settings_kept():
             if not any(is_image(spec.shape) for spec in policy.spec.obs.values()):
@@ -189,7 +188,7 @@ def evaluate(
         seconds = time.perf_counter() - start
     finally:
         world.close()
-    return Evaluation(env or options.env, str(folder), done, seconds, deterministic, seed, loaded.hold)
+    return Evaluation(env_id, str(folder), done, seconds, deterministic, seed, loaded.hold)
 
 
 @torch.no_grad()

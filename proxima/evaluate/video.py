@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxima import checkpoint
-from proxima.config import config_from_dict
 from proxima.envs.action_hold import Hold
 from proxima.envs.env_group import ENV_ERRORS, Recipe
 from proxima.envs.spaces import step_seconds
@@ -25,6 +24,7 @@ from proxima.evaluate.camera import follow, follow_in_window, is_mujoco
 from proxima.evaluate.headless import explain_broken_choice, offscreen, require_display
 from proxima.evaluate.mp4 import Mp4Writer
 from proxima.evaluate.policy import load_policy
+from proxima.evaluate.world import chosen_env
 
 Act = Callable[[Any], Any]
 """From one observation of the env to an action of the env."""
@@ -114,11 +114,17 @@ def watch(
 
 
 def record_checkpoint(
-    path: str | Path, *, env: str | None = None, seed: int = 0, deterministic: bool = True, length: int | None = None
+    path: str | Path,
+    *,
+    env: str | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    deterministic: bool = True,
+    length: int | None = None,
 ) -> Path:
     """Record a checkpoint's policy into `videos/` of its run, and return the file."""
     folder = checkpoint.find(path)
-    act, env_id, options = _cast(folder, env=env, seed=seed, deterministic=deterministic)
+    act, env_id, options = _cast(folder, env=env, env_kwargs=env_kwargs, seed=seed, deterministic=deterministic)
     step = checkpoint.read_metadata(folder)["global_step"]
     how = f"-seed{seed}{f'-{length}steps' if length else ''}{'' if deterministic else '-stochastic'}"
     target = video_path(checkpoint.run_dir(folder), env_id, step, how)
@@ -131,10 +137,17 @@ def video_path(run_dir: Path, env_id: str, step: int, how: str = "") -> Path:
 
 
 def watch_checkpoint(
-    path: str | Path, *, env: str | None = None, seed: int = 0, deterministic: bool = True, length: int | None = None
+    path: str | Path,
+    *,
+    env: str | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    deterministic: bool = True,
+    length: int | None = None,
 ) -> None:
     """Show a checkpoint's policy in a window."""
-    act, env_id, options = _cast(checkpoint.find(path), env=env, seed=seed, deterministic=deterministic)
+    folder = checkpoint.find(path)
+    act, env_id, options = _cast(folder, env=env, env_kwargs=env_kwargs, seed=seed, deterministic=deterministic)
     watch(act, env_id, seed=seed, length=length, **options)
 
 
@@ -147,15 +160,15 @@ def frame_rate(env: gym.Env) -> float:
     return 1.0 / seconds if seconds else DEFAULT_FPS
 
 
-def _cast(folder: Path, *, env: str | None, seed: int, deterministic: bool) -> tuple[Act, str, dict[str, Any]]:
+def _cast(
+    folder: Path, *, env: str | None, env_kwargs: Mapping[str, Any] | None, seed: int, deterministic: bool
+) -> tuple[Act, str, dict[str, Any]]:
     """Who acts in a checkpoint's video, and where: its policy, and the env of its config unless another is named."""
-    options = config_from_dict(checkpoint.read_metadata(folder)["config"], source=str(folder)).env
+    env_id, kwargs, limit = chosen_env(folder, env, env_kwargs)
     policy = load_policy(folder, seed=seed)
     act = functools.partial(policy.act, deterministic=deterministic)
-    rest: dict[str, Any] = {"hold": policy.hold, "on_reset": policy.reset}
-    if env in (None, options.env):
-        rest |= {"env_kwargs": options.env_kwargs, "max_episode_steps": options.max_episode_steps}
-    return act, env or options.env, rest
+    where = {"env_kwargs": kwargs, "max_episode_steps": limit}
+    return act, env_id, {"hold": policy.hold, "on_reset": policy.reset, **where}
 
 
 def _check(*, seed: int, length: int | None) -> None:

@@ -172,7 +172,7 @@ class Trainer:
         """All that a checkpoint of this iteration boundary holds, copied; None where none is ever written."""
         if not self.config.checkpoint.save_checkpoint:
             return None
-        files: dict[str, Any] = {"agent.pt": {name: x.cpu().clone() for name, x in self.policy.state_dict().items()}}
+        files: dict[str, Any] = {"agent.pt": _copies(self.policy.state_dict())}
         if self.config.checkpoint.save_optimizer:
             own, state = self.algorithm.get_state()
             files |= own
@@ -319,6 +319,12 @@ class Trainer:
         threads = "threads: " + (f"{physics} physics, " if physics else "")
         threads += f"{self.threads.act} acting, {self.threads.learn} learning"
         return f"{threads}, {compiled + ' to be compiled' if compiled else 'eager'}"
+
+
+def _copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """On the CPU; what has several names, as a shared trunk has, is copied and so saved once."""
+    once = {(x.data_ptr(), x.shape): x.cpu().clone() for x in tensors.values()}
+    return {name: once[x.data_ptr(), x.shape] for name, x in tensors.items()}
 
 
 class Due:
