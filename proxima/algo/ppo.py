@@ -1,4 +1,4 @@
-"""The learner: from a rollout to better weights. The only place that takes an optimizer step.
+"""PPO's learner: from a rollout to better weights.
 
 The whole minibatch step (gather, forward, loss, gradient, clipping, Adam) is one function of tensors on one flat
 parameter vector, which `epochs.py` compiles. Metrics stay on the device until the update is over.
