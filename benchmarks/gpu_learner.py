@@ -14,8 +14,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from proxima.algo.cuda_graph import GraphedEpoch
-from proxima.algo.ppo import Learner
+from proxima.algo.epochs import Epochs
+from proxima.algo.ppo import STEP_METRICS, Learner
 from proxima.config import load_config
 from proxima.data.rollout import Rollout
 from proxima.nets.actor_critic import ActorCritic
@@ -54,8 +54,8 @@ def make(obs: ObsSpec, action: ActionSpec, options: dict, way: str) -> tuple[Lea
         rollout.action[t] = policy.act({"obs": rollout.obs["obs"][t]}, noise)[0]
     learner = Learner(policy, config, device=device, seed=1)
     if way == "compiled":
-        learner._step = torch.compile(learner._step, fullgraph=True, dynamic=False)  # type: ignore[method-assign]
-        learner._run_epoch = learner._epoch
+        step = torch.compile(learner._step, fullgraph=True, dynamic=False)
+        learner._epochs = Epochs(step, num_metrics=len(STEP_METRICS), device=device, compiled=False)
     return learner, rollout
 
 
@@ -80,7 +80,7 @@ def epochs_without_waiting(learner: Learner, rollout: Rollout) -> None:
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        learner._run_epoch(learner.state, learner.learning_rate, batch.obs, batch.data(), order)
+        learner._epochs(learner.state, learner.learning_rate, batch.obs, batch.data(), order)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -100,7 +100,7 @@ def main() -> int:
             if way == "eager":
                 base, weights = best, after
             if way == "graph":
-                assert learner.compiled and isinstance(learner._native, GraphedEpoch), "not captured"
+                assert learner.compiled and learner._epochs._graphs, "not captured"
             difference = float((after - weights).abs().max())
             print(f"{name:<38}{way:<12}{first:>9.2f}{best * 1e3:>11.2f}{base / best:>8.1f}  no     {difference:.1e}")
     name, (obs, action, options) = list(WORKS.items())[1]

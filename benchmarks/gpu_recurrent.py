@@ -52,8 +52,8 @@ def measure(trainer: Trainer, rounds: int = 6) -> dict[str, float]:
     times: dict[str, list[float]] = {"collect": [], "prepare": [], "update": []}
     for _ in range(rounds):
         collect, rollout = seconds(trainer.collector.collect)
-        prepare, batch = seconds(trainer.learner.prepare, rollout)
-        update, _ = seconds(trainer.learner.update, batch, rollout)
+        prepare, batch = seconds(trainer.algorithm.learner.prepare, rollout)
+        update, _ = seconds(trainer.algorithm.learner.update, batch, rollout)
         trainer.policy.normalizer.update(rollout.step_obs())
         for name, value in zip(times, (collect, prepare, update), strict=True):
             times[name].append(1e3 * value)
@@ -86,8 +86,8 @@ def main() -> int:
         trainer = build(**options)
         found = measure(trainer)
         if options["compile"] == "on":
-            assert trainer.learner.compiled, "the compiler did not work"
-            epochs_without_waiting(trainer.learner, trainer.collector.rollout)
+            assert trainer.algorithm.learner.compiled, "the compiler did not work"
+            epochs_without_waiting(trainer.algorithm.learner, trainer.collector.rollout)
         total = found["collect"] + found["prepare"] + found["update"]
         rate = trainer.config.rollout_size / total * 1e3
         print(

@@ -5,28 +5,34 @@ flat parameter vector, which compiles as a whole. What does not change from step
 is computed for several minibatches at once. Metrics stay on the device until they are asked for.
 """
 
-import math
 from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
-from torch.func import functional_call, grad_and_value
+from torch.func import functional_call
 
-from proxima.algo.adam import AdamState, adam_step, bias_scales, clip_by_norm, scaled_adam_step
+from proxima.algo.adam import AdamState
 from proxima.algo.epochs import Epochs
 from proxima.algo.flat import FlatParameters
+from proxima.algo.optimizer import (
+    autocast,
+    check_metrics,
+    check_weights,
+    gradient_of,
+    load_optimizer_state,
+    optimizer_state,
+    optimizer_step,
+)
 from proxima.algo.policy import QPolicy
 from proxima.algo.schedules import exploration, scheduled
 from proxima.config import Config
 from proxima.data.generators import restore_generator
 from proxima.data.replay import Replay, Transitions
-from proxima.errors import NonFiniteError, UsageError
+from proxima.errors import UsageError
 
 STEP_METRICS = ("q_loss", "q_mean", "td_error", "gradient_norm")
 Tensors = dict[str, Tensor]
-_AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_FIRST_SCALE = 2.0**16  # of an fp16 loss
 _COMPILE_PAYS_AFTER = 20_000
 # Minibatches that are gathered at a time: so many, and so many bytes of observations, by the kind of device.
 _MOST_AT_A_TIME, _BYTES_AT_A_TIME = 64, {"cpu": 2**24}
@@ -46,11 +52,15 @@ class DQNLearner:
         self.flat = FlatParameters(policy)
         self.target = self.flat.vector.clone()
         self._copies = 0  # multiples of target_update_every that have passed
-        self.state = AdamState.start(
-            self.flat.vector, loss_scale=_FIRST_SCALE if optimizer.precision == "fp16" else 1.0
-        )
+        self.state = AdamState.start(self.flat.vector)
         self.learning_rate = self.flat.vector.new_tensor(optimizer.learning_rate)
-        self._epochs = Epochs(self._step, num_metrics=len(STEP_METRICS), device=device, compiled=self._wants_compile())
+        self._epochs = Epochs(
+            self._step,
+            num_metrics=len(STEP_METRICS),
+            device=device,
+            compiled=self._wants_compile(),
+            in_a_row=True,
+        )
         self._total = self.flat.vector.new_zeros(len(STEP_METRICS))
         self._updates = 0  # in the total
         self.set_progress(0.0)
@@ -77,7 +87,7 @@ class DQNLearner:
         for count in self._counts(replay, num_updates):
             obs, data = self._prepare(replay.gather(replay.draw(count * size, self.generator)))
             order = torch.arange(count * size, device=self.device).view(count, size)
-            self._epochs(self.state, self.learning_rate, obs, data, order, self._total)
+            self._total += self._epochs(self.state, self.learning_rate, obs, data, order)
             self._updates += count
 
     def _counts(self, replay: Replay, num_updates: int) -> Iterator[int]:
@@ -116,24 +126,14 @@ class DQNLearner:
     def metrics(self) -> dict[str, float]:
         """Means over the steps since the last call, in one copy; NaN if there were none."""
         host = (self._total / self._updates if self._updates else self._total + torch.nan).tolist()
+        metrics = dict(zip(STEP_METRICS, host, strict=True))
         if self._updates:
-            self._check_finite(host)
+            check_metrics(metrics, "the update")
+            check_weights(self.state.param)
         self._total.zero_()
         self._updates = 0
         rates = {"learning_rate": float(self.learning_rate), "epsilon": float(self.policy.epsilon)}
-        return dict(zip(STEP_METRICS, host, strict=True)) | rates
-
-    def _check_finite(self, metrics: list[float]) -> None:
-        # An fp16 gradient may overflow: its step is then left out and the loss scale lowered.
-        fp16 = self.config.optimizer.precision == "fp16"
-        for name, value in zip(STEP_METRICS, metrics, strict=True):
-            if not math.isfinite(value) and not (fp16 and name == "gradient_norm"):
-                raise NonFiniteError(
-                    f"the {name} became {value} in the update: try a lower learning_rate or max_grad_norm, or check "
-                    "the env's rewards."
-                )
-        if not bool(torch.isfinite(self.state.param).all()):
-            raise NonFiniteError("the update made a weight infinite or NaN: try a lower learning_rate.")
+        return metrics | rates
 
     def set_progress(self, progress: float) -> None:
         """Set learning rate and epsilon for this share of the run."""
@@ -148,15 +148,9 @@ class DQNLearner:
         self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, index: Tensor
     ) -> tuple[AdamState, Tensor]:
         """One optimizer step on the rows of `index` `[B]`, and its metrics `[4]`."""
-        optimizer = self.config.optimizer
         obs, data = _take_all(obs, index), _take_all(data, index)
         gradient, terms = self._gradient(state, obs, data["action"], self._targets(state, data))
-        fp16 = optimizer.precision == "fp16"
-        if fp16:
-            gradient = gradient / state.loss_scale
-        clipped, norm = clip_by_norm(gradient, optimizer.max_grad_norm)
-        apply = scaled_adam_step if fp16 else adam_step
-        state = apply(state, clipped, learning_rate, eps=optimizer.adam_eps, weight_decay=optimizer.weight_decay)
+        state, norm = optimizer_step(state, gradient, learning_rate, self.config.optimizer)
         return state, torch.cat((terms, norm[None]))
 
     def _targets(self, state: AdamState, data: Tensors) -> Tensor:
@@ -170,27 +164,19 @@ class DQNLearner:
             return data["return_"] + data["discount"] * _chosen(data["target_q"], best)
 
     def _gradient(self, state: AdamState, obs: Tensors, action: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradient `[P]` of the (scaled) loss; and loss, mean Q and mean absolute error `[3]`."""
-        fp16 = self.config.optimizer.precision == "fp16"
+        """Gradient `[P]` of the loss; and loss, mean Q and mean absolute error `[3]`."""
 
         def loss(param: Tensor) -> tuple[Tensor, Tensor]:
             q = _chosen(self._q(param, obs), action)
             huber = F.smooth_l1_loss(q, target)
             terms = torch.stack((huber, q.mean(), (q - target).abs().mean())).detach()
-            return huber * state.loss_scale if fp16 else huber, terms
+            return huber, terms
 
-        if torch.compiler.is_compiling():  # the form that a compiled graph may hold inside
-            gradient, (_, terms) = grad_and_value(loss, has_aux=True)(state.param)
-            return gradient, terms
-        param = state.param.detach().requires_grad_()
-        with torch.enable_grad():
-            scaled, terms = loss(param)
-            return torch.autograd.grad(scaled, param)[0], terms
+        return gradient_of(loss, state.param)
 
     def _q(self, param: Tensor, obs: Tensors) -> Tensor:
         """Q `[B, A]` with the weights of a vector."""
-        precision = self.config.optimizer.precision
-        with torch.autocast(self.device.type, _AUTOCAST[precision], enabled=precision != "fp32"):
+        with autocast(self.device, self.config.optimizer.precision):
             return functional_call(self.policy, self.flat.views(param), (obs,))[0].q
 
     # State -----------------------------------------------------------------------------------------------------------
@@ -198,16 +184,14 @@ class DQNLearner:
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Optimizer, target network and generator; the weights belong to the policy."""
         return {
-            "optimizer": {name: x.clone() for name, x in self._optimizer_tensors().items()},
+            "optimizer": optimizer_state(self.state, self.learning_rate),
             "target": {"param": self.target.clone(), "copies": torch.tensor(self._copies)},
             "generator": {"state": self.generator.get_state()},
         }
 
     def load_state_dict(self, state: dict[str, dict[str, Tensor]]) -> bool:
         """Put back what `state_dict` gave. Returns whether the generator could be: one of another device cannot."""
-        for name, tensor in self._optimizer_tensors().items():
-            tensor.copy_(state["optimizer"][name])
-        self.state.scales.copy_(bias_scales(self.state.steps))
+        load_optimizer_state(self.state, self.learning_rate, state["optimizer"])
         self.target.copy_(state["target"]["param"])
         self._copies = int(state["target"]["copies"])
         return restore_generator(self.generator, state["generator"]["state"], otherwise=int(self.state.steps))
@@ -217,11 +201,6 @@ class DQNLearner:
         every = before.dqn.target_update_every
         if every != self.dqn.target_update_every:
             self._copies = self._copies * every // self.dqn.target_update_every
-
-    def _optimizer_tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps of the optimizer: not the policy's parameters, nor what follows from the steps."""
-        tensors = self.state._asdict() | {"learning_rate": self.learning_rate}
-        return {name: x for name, x in tensors.items() if name not in ("param", "scales")}
 
 
 def _take_all(tensors: Tensors, index: Tensor) -> Tensors:

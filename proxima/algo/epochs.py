@@ -1,5 +1,6 @@
 """Optimizer steps by the dozen: eager, as native code with the loop inside, or as a CUDA graph that is replayed."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,92 +21,90 @@ class Epochs:
     It is compiled on its first use; where that cannot be done, this is said once, and it goes on eager.
     """
 
-    def __init__(self, step: StepFunction, *, num_metrics: int, device: torch.device, compiled: bool):
+    def __init__(
+        self,
+        step: StepFunction,
+        *,
+        num_metrics: int,
+        device: torch.device,
+        compiled: bool,
+        in_a_row: bool = False,
+        build_apart: bool = False,
+    ):
+        """`in_a_row` says that the minibatches are consecutive rows, of which there may be more or fewer every time.
+
+        `build_apart` compiles the code that calls many kernels apart from them, which is quicker.
+        """
         self.compiled = compiled
         """Whether it is, or is to be, compiled."""
         self._step, self._num_metrics, self._device = step, num_metrics, device
-        self._native: dict[str, Any] = {}
-        self._graphs: dict[torch.Size, GraphedEpoch] = {}
+        self._in_a_row, self._build_apart = in_a_row, build_apart
+        self._native: dict[str, Callable[..., Any]] = {}
+        self._graphs: dict[tuple[torch.Size, ...], GraphedEpoch] = {}
         self._worked: set[torch.Size] = set()
 
     @torch.no_grad()
-    def __call__(
-        self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, order: Tensor, total: Tensor
-    ) -> None:
-        """One step for each of the `M` minibatches of `order` `[M, B]`, which counts through the rows `[M * B, ...]`.
+    def __call__(self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, order: Tensor) -> Tensor:
+        """One step a row of `order` `[M, B]`; returns the sum of the steps' metrics."""
+        run = self._try if self.compiled else self._eager
+        after, total = run(state, learning_rate, obs, data, order)
+        torch._foreach_copy_(list(state), list(after))
+        return total
 
-        `total` takes the sum of the steps' metrics.
-        """
-        if not self.compiled:
-            return self._one_by_one(self._advance, state, learning_rate, obs, data, order, total)
+    def _try(
+        self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, order: Tensor
+    ) -> tuple[AdamState, Tensor]:
         if order.shape in self._worked:
-            return self._run(state, learning_rate, obs, data, order, total)
+            return self._fast(state, learning_rate, obs, data, order)
         try:
-            self._run(state, learning_rate, obs, data, order, total)
+            result = self._fast(state, learning_rate, obs, data, order)
         except Exception as error:  # the compiler and the toolchain raise whatever they like
             report_failure("learner", error)
             self.compiled = False
-            return self._one_by_one(self._advance, state, learning_rate, obs, data, order, total)
+            return self._eager(state, learning_rate, obs, data, order)
         self._worked.add(order.shape)
+        return result
 
-    def _run(
-        self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, order: Tensor, total: Tensor
-    ) -> None:
-        loops = state.param.numel() <= _LARGEST_IN_A_LOOP and len(order) > 1
+    def _fast(
+        self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, order: Tensor
+    ) -> tuple[AdamState, Tensor]:
+        run: Callable[..., tuple[AdamState, Tensor]]
         if self._device.type != "cpu":
-            self._replay(state, learning_rate, obs, data, order, total)
-        elif loops:
-            self._compiled(self._loop)(state, learning_rate, obs, data, order, total)
+            run = self._replay
+        elif self._in_a_row and (len(order) == 1 or state.param.numel() > _LARGEST_IN_A_LOOP):
+            run = self._in_place
         else:
-            self._one_by_one(self._compiled(self._advance), state, learning_rate, obs, data, order, total)
+            run = self._compiled(self._loop)
+        return run(state, learning_rate, obs, data, order)
 
-    def _compiled(self, function: Any) -> Any:
+    def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if function.__name__ not in self._native:
-            if not self._native:  # the cache is the function's, so learners of earlier runs would fill it
-                torch._dynamo.reset()
-            options: dict[str, Any] | None = {"cpp_wrapper": True} if self._device.type == "cpu" else None
-            compiled = torch.compile(function, fullgraph=True, dynamic=False, options=options)
-            self._native[function.__name__] = compiled
+            self._native[function.__name__] = self._compile(function)
         return self._native[function.__name__]
 
-    def _replay(
-        self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, order: Tensor, total: Tensor
-    ) -> None:
-        # A native loop would ask the device at every step whether to go on.
-        if order.shape not in self._graphs:
-            self._graphs[order.shape] = GraphedEpoch(self._compiled(self._step), num_metrics=self._num_metrics)
-        after, metrics = self._graphs[order.shape](state, learning_rate, obs, data, order)
-        _put(state, after)
-        total.add_(metrics)
+    def _compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        if not self._native:
+            # The cache is the function's, so learners of earlier runs in this process would fill it; what else the
+            # program has compiled is compiled again on its next call.
+            torch._dynamo.reset()
+        options: dict[str, Any] | None = None
+        if self._device.type == "cpu":
+            options = {"cpp_wrapper": True, "cpp_wrapper_build_separate": self._build_apart}
+        return torch.compile(function, fullgraph=True, dynamic=False, options=options)
 
-    def _one_by_one(
-        self,
-        advance: Any,
-        state: AdamState,
-        learning_rate: Tensor,
-        obs: Tensors,
-        data: Tensors,
-        order: Tensor,
-        total: Tensor,
-    ) -> None:
-        """A call a step, on views of its rows: of the same shape, however many steps there are."""
-        count, size = order.shape
-        for first in range(0, count * size, size):
-            rows = ({name: x[first : first + size] for name, x in tensors.items()} for tensors in (obs, data))
-            advance(state, learning_rate, *rows, order[0], total)
-
-    def _advance(
-        self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, index: Tensor, total: Tensor
-    ) -> None:
-        """One step. Compiled, the new state is written where the old one was, and nothing is allocated for it."""
-        after, metrics = self._step(state, learning_rate, obs, data, index)
-        _put(state, after)
-        total.add_(metrics)
+    def _eager(
+        self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, order: Tensor
+    ) -> tuple[AdamState, Tensor]:
+        total = learning_rate.new_zeros(self._num_metrics)
+        for index in order:
+            state, metrics = self._step(state, learning_rate, obs, data, index)
+            total = total + metrics
+        return state, total
 
     def _loop(
-        self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, order: Tensor, total: Tensor
-    ) -> None:
-        """All steps, written so that the loop becomes part of the compiled code."""
+        self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, order: Tensor
+    ) -> tuple[AdamState, Tensor]:
+        """The same, written so that the loop becomes part of the compiled code."""
         steps = order.shape[0]
 
         def body(i: Tensor, total: Tensor, *fields: Tensor) -> tuple[Tensor, ...]:
@@ -113,12 +112,35 @@ class Epochs:
             after, metrics = self._step(AdamState(*fields), learning_rate, obs, data, index)
             return i + 1, total + metrics, *(x.clone() for x in after)
 
-        start = (torch.zeros((), dtype=torch.long), torch.zeros_like(total), *state)
-        _, metrics, *fields = torch.while_loop(lambda i, *_: i < steps, body, start)
-        _put(state, AdamState(*fields))
+        start = (torch.zeros((), dtype=torch.long), learning_rate.new_zeros(self._num_metrics), *state)
+        _, total, *fields = torch.while_loop(lambda i, *_: i < steps, body, start)
+        return AdamState(*fields), total
+
+    def _in_place(
+        self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, order: Tensor
+    ) -> tuple[AdamState, Tensor]:
+        """A call a step, on views of its rows: of the same shape, however many steps there are."""
+        advance, (count, size) = self._compiled(self._advance), order.shape
+        total = learning_rate.new_zeros(self._num_metrics)
+        for first in range(0, count * size, size):
+            rows = ({name: x[first : first + size] for name, x in tensors.items()} for tensors in (obs, data))
+            advance(state, learning_rate, *rows, order[0], total)
+        return state, total
+
+    def _advance(
+        self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, index: Tensor, total: Tensor
+    ) -> None:
+        """One step. Compiled, the new state is written where the old one was, and nothing is allocated for it."""
+        after, metrics = self._step(state, learning_rate, obs, data, index)
+        for ours, new in zip(state, after, strict=True):
+            ours.copy_(new)
         total.add_(metrics)
 
-
-def _put(state: AdamState, after: AdamState) -> None:
-    for ours, new in zip(state, after, strict=True):
-        ours.copy_(new)
+    def _replay(
+        self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, order: Tensor
+    ) -> tuple[AdamState, Tensor]:
+        # A native loop would ask the device at every step whether to go on.
+        shapes = tuple(x.shape for x in (*obs.values(), *data.values()))
+        if shapes not in self._graphs:  # it holds a copy of them, for every size of the minibatches
+            self._graphs[shapes] = GraphedEpoch(self._compiled(self._step), num_metrics=self._num_metrics)
+        return self._graphs[shapes](state, learning_rate, obs, data, order)

@@ -148,7 +148,7 @@ def test_each_epoch_visits_every_sample_once(
         seen.append(index)
         return state, torch.ones(len(STEP_METRICS))
 
-    monkeypatch.setattr(learner, "_step", record)
+    monkeypatch.setattr(learner._epochs, "_step", record)
     learner.update(learner.prepare(rollout), rollout)
     assert [len(index) for index in seen] == 3 * sizes
     steps = torch.arange(64).view(16, 4)

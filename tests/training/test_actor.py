@@ -127,9 +127,8 @@ def test_without_a_compiler_the_run_goes_on(
     trainer = Trainer(load_config(None, options))
     # Where nothing can be compiled the learner does not try; where only this could not, it does.
     tried: list[bool] = []
-    monkeypatch.setattr(
-        trainer.algorithm.learner, "_compile", lambda: tried.append(True) or trainer.algorithm.learner._epoch
-    )
+    epochs = trainer.algorithm.learner._epochs
+    monkeypatch.setattr(epochs, "_compile", lambda _function: tried.append(True) or epochs._eager)
     trainer.iterate()
     trainer.env.close()
     assert tried == ([] if isinstance(error, OSError) else [True])

@@ -1,0 +1,90 @@
+"""Many steps at once, however they are run."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from proxima.algo import epochs as epochs_module
+from proxima.algo.adam import AdamState
+from proxima.algo.epochs import Epochs, Tensors
+from proxima.compiling import log
+
+RATE = torch.tensor(0.1)
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def step(
+    state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, index: Tensor
+) -> tuple[AdamState, Tensor]:
+    """The order of the steps matters."""
+    rows = obs["x"].index_select(0, index) * data["y"].index_select(0, index)
+    return state._replace(param=0.5 * state.param + learning_rate * rows.sum(), steps=state.steps + 1), rows[:2]
+
+
+def run(epochs: Epochs, order: Tensor) -> tuple[AdamState, Tensor]:
+    state = AdamState.start(torch.ones(3))
+    param, rows = state.param, torch.arange(float(order.numel()))
+    total = epochs(state, RATE, {"x": rows}, {"y": rows + 1}, order)
+    assert state.param is param
+    return state, total
+
+
+@pytest.mark.parametrize("largest", [0, 3])
+@pytest.mark.parametrize("count", [1, 4])
+def test_rows_one_after_the_other_give_the_same_in_every_way(
+    count: int, largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epochs_module, "_LARGEST_IN_A_LOOP", largest)
+    order = torch.arange(3 * count).view(count, 3)
+    eager, total = run(Epochs(step, num_metrics=2, device=CPU, compiled=False), order)
+    epochs = Epochs(step, num_metrics=2, device=CPU, compiled=True, in_a_row=True)
+    compiled, same = run(epochs, order)
+    assert epochs.compiled, "the compiler did not work"
+    assert list(epochs._native) == ["_loop" if largest and count > 1 else "_advance"]
+    torch.testing.assert_close((*eager, total), (*compiled, same))
+
+
+def test_rows_in_any_order_are_taken_by_the_loop() -> None:
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(0)).view(4, 3)
+    eager, total = run(Epochs(step, num_metrics=2, device=CPU, compiled=False), order)
+    epochs = Epochs(step, num_metrics=2, device=CPU, compiled=True)
+    compiled, same = run(epochs, order)
+    assert list(epochs._native) == ["_loop"]
+    torch.testing.assert_close((*eager, total), (*compiled, same))
+
+
+def test_minibatches_of_two_sizes_share_the_tensors_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    def graphed(compiled: Any, *, num_metrics: int) -> Any:
+        made.append(compiled)
+        return Epochs(compiled, num_metrics=num_metrics, device=CPU, compiled=False)._eager
+
+    monkeypatch.setattr(epochs_module, "GraphedEpoch", graphed)
+    epochs = Epochs(step, num_metrics=2, device=GPU, compiled=True)
+    monkeypatch.setattr(epochs, "_compile", lambda function: function)
+    state, rows = AdamState.start(torch.ones(3)), torch.arange(10.0)
+    for order in (torch.arange(6).view(2, 3), torch.arange(6, 10).view(2, 2)):
+        epochs(state, RATE, {"x": rows}, {"y": rows}, order)
+    assert made == [step] and int(state.steps) == 4
+    epochs(state, RATE, {"x": rows[:3]}, {"y": rows[:3]}, torch.arange(3).view(1, 3))
+    assert made == [step, step] and epochs.compiled
+
+
+def test_what_fails_leaves_the_state_to_the_eager_steps(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("no such op\nmore")
+
+    epochs = Epochs(step, num_metrics=2, device=CPU, compiled=True)
+    monkeypatch.setattr(epochs, "_compile", broken)
+    order = torch.arange(6).view(2, 3)
+    state, total = run(epochs, order)
+    expected, same = run(Epochs(step, num_metrics=2, device=CPU, compiled=False), order)
+    assert torch.equal(state.param, expected.param) and torch.equal(total, same) and not epochs.compiled
+    assert [r.message for r in caplog.records if r.name == log.name] == [
+        "The learner is not compiled (no such op): the run goes on, slower."
+    ]
