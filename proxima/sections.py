@@ -199,7 +199,7 @@ class OptimizerOptions:
     gradient_accumulation: int = option(1, at_least=1)
     """Minibatches whose gradients are averaged into one optimizer step."""
     precision: Literal["fp32", "bf16", "fp16"] = option("fp32")
-    """Arithmetic of the networks in the update; bf16 and fp16 (with loss scaling) need a GPU."""
+    """Arithmetic of the networks in the update; bf16 needs a GPU or a CPU that has it, fp16 a GPU."""
 
 
 @dataclass

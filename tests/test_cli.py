@@ -29,7 +29,7 @@ def proxima(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         (["--env", "HalfCheeta-v5"], "did you mean 'HalfCheetah-v5'?"),
         (["--device", "cuda:7"], "PyTorch sees"),
         (["--device", "abacus"], "must be cpu, cuda"),
-        (["--device", "cpu", "--precision", "bf16"], "use --device cuda or --precision fp32"),
+        (["--device", "cpu", "--precision", "fp16"], "use --device cuda or --precision fp32"),
         (["--env", "CartPole-v1", "--vec-env-mode", "batch"], "cannot run in batch mode"),
         (["--env", "CartPole-v1", "--distribution", "beta"], "leave it at auto"),
         (["--env", "HalfCheetah-v5", "--env-kwargs", "{reset_noise: 1}"], "reset_noise_scale"),

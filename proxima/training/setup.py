@@ -69,12 +69,17 @@ def choose_device(config: Config, *, images: bool) -> torch.device:
 
 
 def check_precision(config: Config, device: torch.device) -> None:
-    """Reduced precision is for GPUs."""
+    """Reduced precision is for GPUs, and bf16 for CPUs that can multiply in it; for others it would be slower."""
     precision = config.optimizer.precision
-    if precision != "fp32" and device.type != "cuda":
-        raise UsageError(
-            f"precision is {precision}, but the device is {device}: use --device cuda or --precision fp32."
-        )
+    if precision == "fp32" or device.type == "cuda" or (precision == "bf16" and _cpu_has_bf16()):
+        return
+    why = "this CPU has no bf16 arithmetic" if precision == "bf16" else f"the device is {device}"
+    raise UsageError(f"precision is {precision}, but {why}: use --device cuda or --precision fp32.")
+
+
+def _cpu_has_bf16() -> bool:
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # PyTorch 2.12 and later
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
 class Threads(NamedTuple):
