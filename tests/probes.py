@@ -13,6 +13,11 @@ class Probe(gym.Env):
     action_space: spaces.Space = spaces.Box(-1.0, 1.0, (1,))
     observation_space: spaces.Space = spaces.Box(-2.0, 2.0, (1,), np.float32)
 
+    def __init__(self, actions: int | None = None):
+        """With so many discrete actions instead, none of which matters more than the one number did."""
+        if actions is not None:
+            self.action_space = spaces.Discrete(actions)
+
     def observe(self, value: float) -> np.ndarray:
         return np.array([value], np.float32)
 

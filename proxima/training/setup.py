@@ -78,7 +78,7 @@ def check_precision(config: Config, device: torch.device) -> None:
 
 
 def _cpu_has_bf16() -> bool:
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # PyTorch 2.12 and later
+    capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()  # PyTorch 2.12 and later
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 

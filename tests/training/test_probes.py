@@ -65,6 +65,17 @@ def test_images_are_seen() -> None:
     assert LoadedPolicy(policy).act({"obs": images}).tolist() == [0, 1]
 
 
+def test_q_values_of_a_delay_and_of_a_time_limit() -> None:
+    dqn = {"algorithm": "DQN", "learning_starts": 200, "train_freq": 1, "target_update_every": 200, "compile": "off"}
+    dqn |= {"env_kwargs": {"actions": 2}, "buffer_size": 2000, "iteration_steps": 500, "exploration_end": 1.0}
+    options = dqn | {"learning_rate": 3e-3}
+    assert value(learn("ProbeDelayed-v0", 3_000, **options), 0.0, 1.0) == pytest.approx([0.8, 1.0], abs=0.05)
+    # Only if the last observation before the limit is bootstrapped, and that with every length of return.
+    for steps in (1, 3):
+        policy = learn("ProbeEndless-v0", 6_000, return_steps=steps, **options)
+        assert value(policy, 0.0) == pytest.approx([1 / (1 - 0.8)], abs=0.15)
+
+
 def test_both_keys_of_a_dict_are_used() -> None:
     policy = LoadedPolicy(
         learn("ProbeTwoKeys-v0", 24_000, entropy_coef=0.05, learning_rate=2e-3, hidden_sizes=[64, 64])

@@ -1,0 +1,95 @@
+"""Learning from stacked frames: each is stored once, and nothing else changes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from proxima import checkpoint, train
+from proxima.config import load_config
+from proxima.data.rollout import Rollout
+from proxima.evaluate.episodes import evaluate
+from proxima.nets import spec
+from proxima.training.trainer import Trainer
+
+CATCH: dict[str, Any] = {
+    "env": "proxima/PixelCatch-v0",
+    "env_kwargs": {"image_size": 16, "drops": 1},
+    "cnn_features": 32,
+    "hidden_sizes": [],
+    "num_envs": 8,
+    "vec_env_mode": "sync",
+    "compile": "off",
+    "tensorboard": False,
+    "progress": False,
+}
+
+
+def weights(run: Any) -> dict[str, torch.Tensor]:
+    return checkpoint.read(run.checkpoint, "agent.pt")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_steps": 20, "minibatch_size": 32, "recompute_advantage": True},
+        {"num_steps": 20, "minibatch_size": 4, "memory": "gru", "memory_size": 8, "bptt_length": 6},
+        {"algorithm": "DQN", "learning_starts": 50, "buffer_size": 200, "iteration_steps": 160, "return_steps": 2},
+    ],
+    ids=["ppo", "ppo with a memory", "dqn"],
+)
+def test_frames_stored_once_train_the_same_bits_as_whole_stacks(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Episodes end by the game and by the limit, within a rollout and at its end.
+    settings = CATCH | options | {"total_timesteps": 640, "max_episode_steps": 9, "update_epochs": 2}
+    once = train(**settings, name="once")
+    whole_obs = spec._obs_spec
+
+    def without_frames(box: Any) -> spec.ObsSpec:
+        return spec.ObsSpec(**(vars(whole_obs(box)) | {"frames": 1}))
+
+    monkeypatch.setattr(spec, "_obs_spec", without_frames)
+    whole = train(**settings, name="whole")
+    one, two = weights(once), weights(whole)
+    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_the_first_ratio_is_exactly_one_on_stacks() -> None:
+    trainer = Trainer(load_config(None, CATCH | {"num_steps": 16, "minibatch_size": 128, "update_epochs": 1}))
+    metrics = trainer.iterate()
+    trainer.env.close()
+    assert metrics["approx_kl"] == pytest.approx(0.0, abs=1e-12) and metrics["clip_fraction"] == 0.0
+
+
+def test_a_rollout_of_eight_envs_and_1024_steps_keeps_58_megabytes_of_frames() -> None:
+    stack = torch.zeros(8, 4, 84, 84, dtype=torch.uint8)
+    rollout = Rollout(
+        num_steps=1024,
+        num_envs=8,
+        obs={"obs": stack},
+        action=torch.zeros(8),
+        device=torch.device("cpu"),
+        stacks={"obs": 4},
+    )
+    stored = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in vars(rollout)["frames"].values()}
+    assert sum(stored.values()) == (1024 + 4) * 8 * 84 * 84
+    assert rollout.obs["obs"].untyped_storage().data_ptr() in stored
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"algorithm": "DQN", "learning_rate": 1e-3, "minibatch_size": 64, "buffer_size": 20_000, "return_steps": 3}
+        | {"learning_starts": 500, "target_update_every": 500, "exploration_fraction": 0.4, "max_grad_norm": 10.0},
+        {"num_envs": 16, "num_steps": 32, "minibatch_size": 128, "update_epochs": 4, "learning_rate": 2e-3}
+        | {"lr_schedule": "linear", "normalize_reward": False},
+    ],
+    ids=["dqn", "ppo"],
+)
+def test_the_ball_is_caught(options: dict[str, Any], tmp_path: Path) -> None:
+    steps = 8_000 if "algorithm" in options else 30_000
+    run = train(**(CATCH | {"gamma": 0.97, "total_timesteps": steps} | options))
+    found = evaluate(run.run_dir, episodes=64, seed=1)
+    assert found.returns.mean > 0.3, "a random policy gets -0.4"  # of at most 1
