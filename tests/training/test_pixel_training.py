@@ -19,6 +19,7 @@ CATCH: dict[str, Any] = {
     "cnn_features": 32,
     "hidden_sizes": [],
     "num_envs": 8,
+    "num_threads": 1,
     "vec_env_mode": "sync",
     "compile": "off",
     "tensorboard": False,

@@ -26,6 +26,7 @@ from tests.envs import toy_envs  # noqa: F401 - registers them
 
 SMALL = {
     "num_envs": 4,
+    "num_threads": 1,  # tests run side by side
     "num_steps": 32,
     "minibatch_size": 32,
     "update_epochs": 2,

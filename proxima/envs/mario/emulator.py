@@ -26,6 +26,12 @@ def mask(*pressed: str) -> np.ndarray:
     return np.array([button in pressed for button in BUTTONS], np.uint8)
 
 
+def _with_field(state: bytes, name: str, content: bytes) -> bytes:
+    """A state of the core with another content of one field, which is behind its name and its size."""
+    head, tag, rest = state.partition(name.encode() + len(content).to_bytes(4, "little"))
+    return head + tag + content + rest[len(content) :] if tag else state
+
+
 class _Core:
     """The process's one emulator, and whose turn it is."""
 
@@ -51,7 +57,9 @@ class _Core:
         self.emulator.step()
         self.data = data  # the memory below belongs to it
         self.memory: Any = data.memory
-        self.power_on: bytes = self.emulator.get_state()
+        # What the game's board has no use for is whatever was in this process's memory.
+        self.power_on = _with_field(self.emulator.get_state(), "WRAM", bytes(0x2000))
+        self.emulator.set_state(self.power_on)
         self.user: weakref.ref[Nes] | None = None
         self.drawn_for: weakref.ref[Nes] | None = None
 
@@ -97,9 +105,13 @@ class Nes:
         return picture
 
     def get_state(self) -> bytes:
-        """Everything in the console, except the picture of the last frame."""
+        """Everything in the console, except the picture of the last frame and the state of its noise.
+
+        The register of the noise generator is heard and never read by a game, and the core keeps no clock for it: two
+        equal games would differ in it.
+        """
         state: bytes = self._attach().emulator.get_state()
-        return state
+        return _with_field(state, "NREG", b"\1\0")
 
     def set_state(self, state: bytes, picture: np.ndarray | None = None) -> None:
         """Go on from a state of `get_state`, whose picture is this one."""
