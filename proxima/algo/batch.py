@@ -1,6 +1,6 @@
 """A rollout as the learner takes it: prepared once, then in minibatches of sequences."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,7 @@ Tensors = dict[str, Tensor]
 # What is evaluated at a time outside the update: so many elements of observations, and on the CPU, whose caches are
 # small, so many rows.
 _CHUNK_ELEMENTS, _CHUNK_ROWS = 2**22, 4096
+_PLACES = "places of "
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Batch:
         """All that a minibatch takes a part of, besides the observations; sequences are along the second axis."""
         names = ("action", "old_log_prob", "old_value", "advantage", "return_")
         padded = {} if self.weight is None else {"weight": self.weight}
-        places = {places_of(key): index for key, index in self.places.items()}
+        places = {_PLACES + key: index for key, index in self.places.items()}
         return {name: getattr(self, name) for name in names} | self.context | places | padded
 
 
@@ -54,9 +55,21 @@ def take_obs(obs: Tensors, places: Tensors, part: Tensor | slice) -> Tensors:
     }
 
 
-def places_of(key: str) -> str:
-    """The name under which `Batch.data` has the places of a key's frames."""
-    return f"places of {key}"
+def split_places(obs: Tensors, data: Tensors) -> Tensors:
+    """The places of the keys that stack frames, out of what `Batch.data` gave."""
+    return {key: data[_PLACES + key] for key in obs if _PLACES + key in data}
+
+
+def is_places(name: str) -> bool:
+    """Whether `Batch.data` has places under this name."""
+    return name.startswith(_PLACES)
+
+
+def split(index: Tensor | None, size: int, count: int) -> Sequence[Tensor | slice]:
+    """The sequences of a minibatch, all `size` of them where `index` is None, in `count` parts."""
+    if index is not None:
+        return index.tensor_split(count)
+    return [slice(size * i // count, size * (i + 1) // count) for i in range(count)]
 
 
 def take_all(tensors: Tensors, part: Tensor | slice) -> Tensors:

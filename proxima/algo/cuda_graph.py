@@ -8,7 +8,7 @@ from torch import Tensor
 from proxima.algo.adam import AdamState
 
 Tensors = dict[str, Tensor]
-StepFunction = Callable[[AdamState, Tensor, Tensors, Tensors, Tensor], tuple[AdamState, Tensor]]
+StepFunction = Callable[[AdamState, Tensor, Tensors, Tensors, Tensor | None], tuple[AdamState, Tensor]]
 
 
 class GraphedEpoch:

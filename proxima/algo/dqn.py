@@ -34,6 +34,7 @@ from proxima.errors import UsageError
 STEP_METRICS = ("q_loss", "q_mean", "td_error", "gradient_norm")
 Tensors = dict[str, Tensor]
 _COMPILE_PAYS_AFTER = 20_000
+_NEXT = "next "  # before the name of a key: the observation after
 # Minibatches that are gathered at a time: so many, and so many bytes of observations, by the kind of device.
 _MOST_AT_A_TIME, _BYTES_AT_A_TIME = 64, {"cpu": 2**24}
 _BYTES_ON_A_GPU = 2**28
@@ -59,7 +60,8 @@ class DQNLearner:
             num_metrics=len(STEP_METRICS),
             device=device,
             compiled=self._wants_compile(),
-            in_a_row=True,
+            take=self._take,
+            always_take=bool(policy.image_keys),
         )
         self._total = self.flat.vector.new_zeros(len(STEP_METRICS))
         self._updates = 0  # in the total
@@ -108,7 +110,7 @@ class DQNLearner:
         data = {"action": batch.action}
         if self.dqn.double_q:
             data |= {"return_": batch.return_, "discount": batch.discount, "target_q": target_q}
-            data |= {f"next {key}": x for key, x in next_obs.items()}
+            data |= {_NEXT + key: x for key, x in next_obs.items()}
         else:
             data["target"] = batch.return_ + batch.discount * target_q.amax(-1)
         return obs, data
@@ -144,11 +146,18 @@ class DQNLearner:
 
     # The minibatch step ----------------------------------------------------------------------------------------------
 
-    def _step(
-        self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, index: Tensor
-    ) -> tuple[AdamState, Tensor]:
-        """One optimizer step on the rows of `index` `[B]`, and its metrics `[4]`."""
+    def _take(self, obs: Tensors, data: Tensors, index: Tensor) -> tuple[Tensors, Tensors]:
+        """The rows of `index` alone, images made ready."""
         obs, data = _take_all(obs, index), _take_all(data, index)
+        after = self.policy.to_pixels({key: data[_NEXT + key] for key in obs if _NEXT + key in data})
+        return self.policy.to_pixels(obs), data | {_NEXT + key: x for key, x in after.items()}
+
+    def _step(
+        self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, index: Tensor | None
+    ) -> tuple[AdamState, Tensor]:
+        """One optimizer step on the rows of `index` `[B]`, all where it is None, and its metrics `[4]`."""
+        if index is not None:
+            obs, data = _take_all(obs, index), _take_all(data, index)
         gradient, terms = self._gradient(state, obs, data["action"], self._targets(state, data))
         state, norm = optimizer_step(state, gradient, learning_rate, self.config.optimizer)
         return state, torch.cat((terms, norm[None]))
@@ -159,7 +168,7 @@ class DQNLearner:
             return data["target"]
         with torch.no_grad():
             # Chosen by one network, valued by the other (van Hasselt et al. 2016).
-            next_obs = {name.removeprefix("next "): x for name, x in data.items() if name.startswith("next ")}
+            next_obs = {name.removeprefix(_NEXT): x for name, x in data.items() if name.startswith(_NEXT)}
             best = self._q(state.param, next_obs).argmax(-1)
             return data["return_"] + data["discount"] * _chosen(data["target_q"], best)
 

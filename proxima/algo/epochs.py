@@ -11,6 +11,8 @@ from proxima.algo.cuda_graph import GraphedEpoch, StepFunction
 from proxima.compiling import report_failure
 
 Tensors = dict[str, Tensor]
+Take = Callable[[Tensors, Tensors, Tensor], tuple[Tensors, Tensors]]
+"""From all observations and data, and an index, to the rows of it."""
 # The native loop makes every state anew, which saves a call a step; above so many parameters, memory costs more.
 _LARGEST_IN_A_LOOP = 2**17
 
@@ -28,17 +30,20 @@ class Epochs:
         num_metrics: int,
         device: torch.device,
         compiled: bool,
-        in_a_row: bool = False,
+        take: Take | None = None,
+        always_take: bool = True,
         build_apart: bool = False,
     ):
-        """`in_a_row` says that the minibatches are consecutive rows, of which there may be more or fewer every time.
+        """`take` gathers the rows of a minibatch, so that only what is done with them need be compiled.
 
-        `build_apart` compiles the code that calls many kernels apart from them, which is quicker.
+        That is worth it for images, which compiled code gathers slowly; without `always_take`, for single steps and for
+        large networks. A step is given None for the index of rows so taken. `build_apart` compiles the code that calls
+        many kernels apart from them, which is quicker.
         """
         self.compiled = compiled
         """Whether it is, or is to be, compiled."""
         self._step, self._num_metrics, self._device = step, num_metrics, device
-        self._in_a_row, self._build_apart = in_a_row, build_apart
+        self._take, self._always_take, self._build_apart = take, always_take, build_apart
         self._native: dict[str, Callable[..., Any]] = {}
         self._graphs: dict[tuple[torch.Size, ...], GraphedEpoch] = {}
         self._worked: set[torch.Size] = set()
@@ -71,7 +76,7 @@ class Epochs:
         run: Callable[..., tuple[AdamState, Tensor]]
         if self._device.type != "cpu":
             run = self._replay
-        elif self._in_a_row and (len(order) == 1 or state.param.numel() > _LARGEST_IN_A_LOOP):
+        elif self._take and (self._always_take or len(order) == 1 or state.param.numel() > _LARGEST_IN_A_LOOP):
             run = self._in_place
         else:
             run = self._compiled(self._loop)
@@ -119,19 +124,16 @@ class Epochs:
     def _in_place(
         self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, order: Tensor
     ) -> tuple[AdamState, Tensor]:
-        """A call a step, on views of its rows: of the same shape, however many steps there are."""
-        advance, (count, size) = self._compiled(self._advance), order.shape
-        total = learning_rate.new_zeros(self._num_metrics)
-        for first in range(0, count * size, size):
-            rows = ({name: x[first : first + size] for name, x in tensors.items()} for tensors in (obs, data))
-            advance(state, learning_rate, *rows, order[0], total)
+        """A call a step, on rows that are taken before it: of the same shape, however many steps there are."""
+        assert self._take is not None
+        advance, total = self._compiled(self._advance), learning_rate.new_zeros(self._num_metrics)
+        for index in order:
+            advance(state, learning_rate, *self._take(obs, data, index), total)
         return state, total
 
-    def _advance(
-        self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, index: Tensor, total: Tensor
-    ) -> None:
+    def _advance(self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, total: Tensor) -> None:
         """One step. Compiled, the new state is written where the old one was, and nothing is allocated for it."""
-        after, metrics = self._step(state, learning_rate, obs, data, index)
+        after, metrics = self._step(state, learning_rate, obs, data, None)
         for ours, new in zip(state, after, strict=True):
             ours.copy_(new)
         total.add_(metrics)

@@ -15,6 +15,13 @@ class Policy(nn.Module, ABC):
     return_scale: Tensor
     """[], rewards were divided by it: times this, a value is in units of the env's own reward."""
 
+    image_keys: frozenset[str]
+    """Of the observations that it sees, those that are images."""
+
+    @abstractmethod
+    def to_pixels(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Images of bytes as its first layers would make them, so that it need not be done in there."""
+
     @abstractmethod
     def forward(
         self, obs: dict[str, Tensor], state: Tensor | None = None, start: Tensor | None = None

@@ -9,7 +9,17 @@ from torch import Generator, Tensor
 from torch.func import functional_call
 
 from proxima.algo.adam import AdamState
-from proxima.algo.batch import Batch, Tensors, chunks, places_of, take, take_all, take_obs
+from proxima.algo.batch import (
+    Batch,
+    Tensors,
+    chunks,
+    is_places,
+    split,
+    split_places,
+    take,
+    take_all,
+    take_obs,
+)
 from proxima.algo.epochs import Epochs
 from proxima.algo.flat import FlatParameters
 from proxima.algo.gae import gae, next_values
@@ -67,6 +77,7 @@ class Learner:
             num_metrics=len(STEP_METRICS),
             device=device,
             compiled=self._wants_compile(),
+            take=self._take if policy.image_keys else None,
             # In one piece with its kernels, the code that calls the many steps of a memory takes minutes to compile.
             build_apart=config.sequence_length > 1,
         )
@@ -193,19 +204,30 @@ class Learner:
 
     # The minibatch step ----------------------------------------------------------------------------------------------
 
+    def _take(self, obs: Tensors, data: Tensors, index: Tensor) -> tuple[Tensors, Tensors]:
+        """The sequences of `index` alone, `[L, B, ...]`, images made ready."""
+        seen = self.policy.to_pixels(take_obs(obs, split_places(obs, data), index))
+        length = len(data["action"])
+        rows = {name: x[:, index] for name, x in data.items() if not is_places(name)}
+        return {key: x.unflatten(0, (length, -1)) for key, x in seen.items()}, rows
+
     def _step(
-        self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, index: Tensor
+        self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, index: Tensor | None
     ) -> tuple[AdamState, Tensor]:
-        """One optimizer step on the sequences of `index`, in parts whose gradients are averaged, and its metrics."""
+        """One optimizer step on the sequences of `index`, in parts whose gradients are averaged, and its metrics.
+
+        None is all of them.
+        """
         optimizer = self.config.optimizer
+        size = data["action"].shape[1] if index is None else len(index)
         gradient, metrics = torch.zeros_like(state.param), learning_rate.new_zeros(len(LossTerms._fields))
-        for part in index.tensor_split(optimizer.gradient_accumulation):
+        for part in split(index, size, optimizer.gradient_accumulation):
             rows = take_all(data, part)
-            places = {key: data[places_of(key)] for key in obs if places_of(key) in data}
-            part_gradient, terms = self._gradient(state, take_obs(obs, places, part), rows)
-            share: Tensor | float = part.shape[0] / index.shape[0]
+            part_gradient, terms = self._gradient(state, take_obs(obs, split_places(obs, data), part), rows)
+            share: Tensor | float = rows["action"].shape[0] / (size * len(data["action"]))
             if "weight" in data:
-                share = rows["weight"].sum() / data["weight"][:, index].sum()
+                whole = data["weight"] if index is None else data["weight"][:, index]
+                share = rows["weight"].sum() / whole.sum()
             gradient = gradient + share * part_gradient
             metrics = metrics + share * terms
         state, norm = optimizer_step(state, gradient, learning_rate, optimizer)

@@ -23,7 +23,7 @@ from proxima.algo.distributions import (
 from proxima.algo.normalize import ObsNormalizer
 from proxima.algo.policy import Policy
 from proxima.errors import UsageError
-from proxima.nets.encoders import MLP, init_layer, is_image
+from proxima.nets.encoders import MLP, init_layer, is_image, to_pixels
 from proxima.nets.spec import ActionSpec, Spec
 from proxima.nets.trunk import Encoders, Obs, Trunk, encoder_options
 from proxima.sections import NormalizeOptions, PolicyOptions
@@ -121,7 +121,7 @@ class ActorCritic(Policy):
         seen = {key: o for key, o in spec.obs.items() if encoders[key].use != "none"}
         acted_on = {key: o for key, o in seen.items() if encoders[key].use == "all"}
         self.keys, self.actor_keys = list(seen), list(acted_on)
-        images = {key for key, o in seen.items() if is_image(o.shape)}
+        images = self.image_keys = frozenset(key for key, o in seen.items() if is_image(o.shape))
         normalized = {key: o.shape for key, o in seen.items() if key not in images and normalize.normalize_obs}
         self.normalizer = ObsNormalizer(normalized, clip=normalize.clip_obs)
         recurrent = options.memory != "none"
@@ -152,6 +152,10 @@ class ActorCritic(Policy):
     def shared(self) -> bool:
         """Whether actor and critic have one trunk."""
         return self.critic_trunk is self.actor_trunk
+
+    def to_pixels(self, obs: Obs) -> Obs:
+        """Images of bytes as the encoders would make them."""
+        return {key: to_pixels(x) if key in self.image_keys else x for key, x in obs.items()}
 
     def first_state(self, envs: int) -> Tensor | None:
         """The state `[envs, S]` before an episode's first observation; None without a memory."""

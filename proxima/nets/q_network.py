@@ -10,7 +10,7 @@ from proxima.algo.distributions import EpsilonGreedy
 from proxima.algo.normalize import ObsNormalizer
 from proxima.algo.policy import QPolicy
 from proxima.errors import UsageError
-from proxima.nets.encoders import MLP, init_layer, is_image
+from proxima.nets.encoders import MLP, init_layer, is_image, to_pixels
 from proxima.nets.spec import Spec
 from proxima.nets.trunk import Obs, Trunk, encoder_options
 from proxima.sections import NormalizeOptions, PolicyOptions
@@ -63,7 +63,9 @@ class QNetwork(QPolicy):
                 raise UsageError(f"encoders give {key!r} to the critic alone, but dqn has none: use all or none.")
         seen = {key: o for key, o in spec.obs.items() if encoders[key].use == "all"}
         self.keys = self.actor_keys = list(seen)
-        normalized = {key: o.shape for key, o in seen.items() if not is_image(o.shape) and normalize.normalize_obs}
+        self.image_keys = frozenset(key for key, o in seen.items() if is_image(o.shape))
+        numbers = {key: o.shape for key, o in seen.items() if key not in self.image_keys}
+        normalized = numbers if normalize.normalize_obs else {}
         self.normalizer = ObsNormalizer(normalized, clip=normalize.clip_obs)
         self.actor_trunk = Trunk(seen, encoders, options)
         features, orthogonal = self.actor_trunk.out_features, options.orthogonal_init
@@ -74,6 +76,10 @@ class QNetwork(QPolicy):
     def epsilon(self) -> Tensor:  # type: ignore[override]
         """[], how often it acts at random where it is given noise; to be changed in place."""
         return self.action_head.epsilon
+
+    def to_pixels(self, obs: Obs) -> Obs:
+        """Images of bytes as the encoders would make them."""
+        return {key: to_pixels(x) if key in self.image_keys else x for key, x in obs.items()}
 
     def first_state(self, envs: int) -> Tensor | None:
         """There is no memory."""

@@ -15,11 +15,17 @@ RATE = torch.tensor(0.1)
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
+def take(obs: Tensors, data: Tensors, index: Tensor) -> tuple[Tensors, Tensors]:
+    return {"x": obs["x"].index_select(0, index)}, {"y": data["y"].index_select(0, index)}
+
+
 def step(
-    state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, index: Tensor
+    state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, index: Tensor | None
 ) -> tuple[AdamState, Tensor]:
     """The order of the steps matters."""
-    rows = obs["x"].index_select(0, index) * data["y"].index_select(0, index)
+    if index is not None:
+        obs, data = take(obs, data, index)
+    rows = obs["x"] * data["y"]
     return state._replace(param=0.5 * state.param + learning_rate * rows.sum(), steps=state.steps + 1), rows[:2]
 
 
@@ -39,7 +45,7 @@ def test_rows_one_after_the_other_give_the_same_in_every_way(
     monkeypatch.setattr(epochs_module, "_LARGEST_IN_A_LOOP", largest)
     order = torch.arange(3 * count).view(count, 3)
     eager, total = run(Epochs(step, num_metrics=2, device=CPU, compiled=False), order)
-    epochs = Epochs(step, num_metrics=2, device=CPU, compiled=True, in_a_row=True)
+    epochs = Epochs(step, num_metrics=2, device=CPU, compiled=True, take=take, always_take=False)
     compiled, same = run(epochs, order)
     assert epochs.compiled, "the compiler did not work"
     assert list(epochs._native) == ["_loop" if largest and count > 1 else "_advance"]

@@ -1,0 +1,211 @@
+"""How fast games on pixels are played and learned, against Stable-Baselines3 and the bare emulator, measured in turn.
+
+    python benchmarks/mario.py                      # about ten minutes on two cores; prints the tables of mario.md
+    python benchmarks/mario.py --only emulator
+    python benchmarks/mario.py --curve runs/mario   # draws mario.png from the metrics of a run and its resumes
+
+The training speeds are of `proxima/PixelCatch-v0`, 84 x 84 x 4, which costs nearly nothing to play: the same env, the
+same network (three convolutions, 512 features) and the same amount of learning on both sides. Stable-Baselines3 has a
+virtual environment of its own (benchmarks/.sb3-venv, kept). A ratio is the median of the rounds' ratios. Nothing else
+should run on the machine.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from throughput import PEER, ROOT, VENV, install_peer
+
+MARIO = "proxima/SuperMarioBros-1-1-v0"
+WORKS: dict[str, dict[str, Any]] = {
+    "PPO, 8 envs x 128, 4 epochs, minibatch 256": {
+        "bar": 1.4,
+        "sb3": {"algo": "PPO", "envs": 8, "args": {"n_steps": 128, "n_epochs": 4, "batch_size": 256}, "steps": 9216},
+        "ours": {"num_envs": 8, "num_steps": 128, "update_epochs": 4, "minibatch_size": 256, "total": 9216},
+    },
+    "DQN, 1 env, a step every 4, minibatch 32": {
+        "bar": 2.0,
+        "sb3": {
+            "algo": "DQN",
+            "envs": 1,
+            "args": {"train_freq": 4, "batch_size": 32, "buffer_size": 10_000, "learning_starts": 500},
+            "steps": 3000,
+        },
+        "ours": {"algorithm": "DQN", "num_envs": 1, "double_q": False, "total": 8000},
+    },
+    "the same, 8 envs of ours": {
+        "bar": 2.0,
+        "sb3": None,
+        "ours": {"algorithm": "DQN", "num_envs": 8, "double_q": False, "total": 8000},
+    },
+}
+DQN = {"train_freq": 4, "minibatch_size": 32, "buffer_size": 10_000, "learning_starts": 500, "iteration_steps": 1000}
+SB3_SCRIPT = """
+import json, sys, time
+import torch
+import gymnasium as gym
+from stable_baselines3 import DQN, PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import DummyVecEnv
+from proxima.envs.pixel_catch import PixelCatch
+work = json.loads(sys.argv[1])
+torch.set_num_threads(int(sys.argv[2]))
+class Clock(BaseCallback):
+    def __init__(self):
+        super().__init__()
+        self.marks = []
+    def _on_step(self):
+        self.marks.append((self.num_timesteps, time.perf_counter()))
+        return True
+env = DummyVecEnv([lambda: PixelCatch() for _ in range(work["envs"])])
+model = {"PPO": PPO, "DQN": DQN}[work["algo"]]("CnnPolicy", env, device="cpu", **work["args"])
+clock = Clock()
+model.learn(work["steps"], callback=clock)
+begin = 1024 if work["algo"] == "PPO" else 600  # the first iteration, or what fills the replay
+first = next(mark for mark in clock.marks if mark[0] > begin)
+done = (model.num_timesteps, time.perf_counter())
+print(json.dumps((done[0] - first[0]) / (done[1] - first[1])))
+"""
+EMULATOR_SCRIPT = """
+import json, sys, time
+import numpy as np
+what, seconds = sys.argv[1], float(sys.argv[2])
+rng = np.random.default_rng(0)
+if what == "core":
+    from proxima.envs.mario.emulator import Nes, mask
+    from proxima.envs.mario.rom import load_rom
+    nes, right = Nes(load_rom()), mask("right", "B")
+    def step():
+        for _ in range(4):
+            nes.frame(right)
+else:
+    import gymnasium, proxima.envs.catalog
+    env = gymnasium.make("proxima/SuperMarioBros-1-1-v0").unwrapped
+    env.reset(seed=0)
+    def step():
+        if env.step(rng.integers(env.action_space.n))[2]:
+            env.reset()
+for _ in range(50):
+    step()
+count, start = 0, time.perf_counter()
+while time.perf_counter() - start < seconds:
+    step()
+    count += 1
+print(json.dumps(count / (time.perf_counter() - start)))
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=("emulator", "training"))
+    parser.add_argument("--curve", metavar="FOLDER", help="folder with a run and its resumes")
+    arguments = parser.parse_args()
+    if arguments.curve:
+        draw(Path(arguments.curve))
+        return 0
+    if arguments.only != "training":
+        emulator(arguments.rounds)
+    if arguments.only != "emulator":
+        training(arguments.rounds)
+    return 0
+
+
+def emulator(rounds: int) -> None:
+    print("| | 1 process | 2 processes |\n| --- | --- | --- |")
+    for what, name in (("core", "the bare core, frames / 4"), ("env", "the env: skip, max, grey, 84 x 84, stack")):
+        alone, both = [], []
+        for _ in range(rounds):
+            alone.append(sum(emulate(what, 1)))
+            both.append(sum(emulate(what, 2)))
+        print(f"| {name} | {statistics.median(alone):,.0f} | {statistics.median(both):,.0f} |", flush=True)
+
+
+def emulate(what: str, processes: int) -> list[float]:
+    command = [sys.executable, "-c", EMULATOR_SCRIPT, what, "5"]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(processes)]
+    return [float(process.communicate()[0]) for process in started]
+
+
+def training(rounds: int) -> None:
+    install_peer(VENV, PEER)
+    print("| work | Proxima | SB3, two threads | SB3, one | ratio to the better, each round | bar |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    peers: list[dict[int, float]] = []
+    for name, work in WORKS.items():
+        ours, ratios = [], []
+        if work["sb3"]:
+            peers = []
+        for i in range(rounds):
+            ours.append(run_proxima(work["ours"]))
+            if work["sb3"]:
+                peers.append({threads: run_sb3(work["sb3"], threads) for threads in (2, 1)})
+            ratios.append(ours[-1] / max(peers[i].values()))
+        two, one = (statistics.median(peer[threads] for peer in peers) for threads in (2, 1))
+        each = " ".join(f"{ratio:.2f}" for ratio in ratios)
+        print(
+            f"| {name} | {statistics.median(ours):,.0f} | {two:,.0f} | {one:,.0f} | "
+            f"**{statistics.median(ratios):.2f}** ({each}) | {work['bar']} |",
+            flush=True,
+        )
+
+
+def run_sb3(work: dict[str, Any], threads: int) -> float:
+    command = [str(VENV / "bin" / "python"), "-c", SB3_SCRIPT, json.dumps(work), str(threads)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return float(subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout)
+
+
+def run_proxima(work: dict[str, Any]) -> float:
+    options = {name: value for name, value in work.items() if name != "total"}
+    options |= DQN if "algorithm" in work else {}
+    options |= {"env": "proxima/PixelCatch-v0", "vec_env_mode": "sync", "cnn_features": 512, "hidden_sizes": "[]"}
+    options |= {"compile": "on", "progress": False, "save_checkpoint": False, "total_timesteps": work["total"]}
+    with tempfile.TemporaryDirectory() as folder:
+        flags = [part for name, value in options.items() for part in (f"--{name}", str(value))]
+        command = [sys.executable, "-m", "proxima", "train", *flags, "--runs-dir", folder, "--name", "run"]
+        subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
+        path = next(Path(folder).glob("run/*/metrics.jsonl"))
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+    # Without what is compiled and warmed up: one iteration of PPO; of DQN two, the first of which fills the replay.
+    warm = rows[1] if "algorithm" in work else rows[0]
+    return (rows[-1]["global_step"] - warm["global_step"]) / (rows[-1]["wall_time"] - warm["wall_time"])
+
+
+def draw(folder: Path) -> None:
+    """Return, distance and share of flags against env steps, over a run and its resumes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows: list[dict[str, Any]] = []
+    for path in sorted(folder.glob("*/metrics.jsonl")):
+        more = [json.loads(line) for line in path.read_text().splitlines()]
+        if more:  # a resume takes over where it begins
+            rows = [row for row in rows if row["global_step"] < more[0]["global_step"]] + more
+    figure, axes = plt.subplots(1, 3, figsize=(12, 3.2), layout="constrained")
+    names = {"episode_return": "return", "episode_x_pos": "distance, pixels", "episode_success": "share with the flag"}
+    for axis, (name, label) in zip(axes, names.items(), strict=True):
+        known = [row for row in rows if row.get(name) is not None]
+        axis.plot([row["global_step"] / 1e6 for row in known], [row[name] for row in known], lw=1)
+        axis.set(xlabel="million env steps", title=f"{label}, last 100 episodes")
+        axis.grid(alpha=0.3)
+    target = Path(__file__).with_suffix(".png")
+    figure.savefig(target, dpi=110)
+    last = rows[-1]
+    print(f"{target}: {last['global_step']:,} steps, " + ", ".join(f"{k} {last[k]:.4g}" for k in names))
+
+
+if __name__ == "__main__":
+    start = time.time()
+    code = main()
+    print(f"{time.time() - start:.0f} s", file=sys.stderr)
+    sys.exit(code)
