@@ -106,7 +106,7 @@ class DQNLearner:
     def _prepare(self, batch: Transitions) -> tuple[Tensors, Tensors]:
         """Observations `[M * B, ...]`, normalised, and all else that the steps take rows of."""
         obs, next_obs = self.policy.normalizer(batch.obs), self.policy.normalizer(batch.next_obs)
-        target_q = self._q(self.target, next_obs)
+        target_q = self._q(self.target, self.policy.to_pixels(next_obs))
         data = {"action": batch.action}
         if self.dqn.double_q:
             data |= {"return_": batch.return_, "discount": batch.discount, "target_q": target_q}

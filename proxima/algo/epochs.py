@@ -53,7 +53,8 @@ class Epochs:
         """One step a row of `order` `[M, B]`; returns the sum of the steps' metrics."""
         run = self._try if self.compiled else self._eager
         after, total = run(state, learning_rate, obs, data, order)
-        torch._foreach_copy_(list(state), list(after))
+        if after is not state:
+            torch._foreach_copy_(list(state), list(after))
         return total
 
     def _try(
