@@ -139,14 +139,15 @@ class Config:
                 f"gradient_accumulation is {self.optimizer.gradient_accumulation}, but an epoch has only "
                 f"{self.num_minibatches} minibatches: lower it or minibatch_size."
             )
-        return notices
+        return notices + self._unused("dqn")
 
     def _validate_dqn(self) -> list[str]:
-        dqn, optimizer = self.dqn, self.optimizer
-        if dqn.learning_starts > dqn.buffer_size:
+        dqn, optimizer, envs = self.dqn, self.optimizer, self.env.num_envs
+        reachable = (dqn.buffer_size // envs - dqn.return_steps + 1) * envs
+        if dqn.learning_starts > reachable:
             raise UsageError(
-                f"learning_starts is {dqn.learning_starts}, but buffer_size only {dqn.buffer_size}: the replay would "
-                "never be full enough to learn from."
+                f"learning_starts is {dqn.learning_starts}, but a replay with buffer_size {dqn.buffer_size} of {envs} "
+                f"envs never has more than {max(0, reachable)} decisions to learn from: raise buffer_size."
             )
         if self.policy.memory != "none":
             raise UsageError(f"memory is {self.policy.memory}, but DQN has none: use --memory none or --algorithm PPO.")
@@ -154,7 +155,19 @@ class Config:
             raise UsageError("lr_schedule is adaptive, but DQN has no KL to follow: use constant, linear or cosine.")
         if optimizer.gradient_accumulation > 1 or optimizer.precision == "fp16":
             raise UsageError("gradient_accumulation and precision fp16 are PPO's: leave them out with DQN.")
-        return []
+        notices = self._unused("ppo")
+        if dqn.learning_starts >= self.run.total_timesteps:
+            notices.append(
+                f"Nothing will be learned: learning_starts is {dqn.learning_starts:,}, and the run has only "
+                f"{self.run.total_timesteps:,} steps."
+            )
+        return notices
+
+    def _unused(self, section: str) -> list[str]:
+        """A notice about the options of an algorithm that is not the run's and that somebody set nevertheless."""
+        ours, default = getattr(self, section), SECTIONS[section]()
+        names = [name for name, value in vars(ours).items() if value != getattr(default, name)]
+        return [f"{self.algorithm.algorithm} has no {', '.join(names)}: they have no effect."] if names else []
 
 
 SECTIONS: dict[str, type] = {name: type(section) for name, section in vars(Config()).items()}

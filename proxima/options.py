@@ -144,7 +144,8 @@ def _convert(value: Any, kind: Any, where: str) -> Any:
         words = {str(word).lower(): word for word in typing.get_args(inner)}
         text = ("on" if value else "off") if isinstance(value, bool) else str(value).lower()
         if text not in words:
-            raise UsageError(f"{where} is {value!r}, but it must be one of {', '.join(words)}.{nearest(text, words)}")
+            choices = ", ".join(words.values())
+            raise UsageError(f"{where} is {value!r}, but it must be one of {choices}.{nearest(text, words)}")
         return words[text]
     if origin is list:
         given = value if isinstance(value, list | tuple) else [value]

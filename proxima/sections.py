@@ -211,7 +211,7 @@ class NormalizeOptions:
     clip_obs: float = option(10.0, above=0)
     """Largest absolute normalised observation."""
     normalize_reward: bool = option(True)
-    """Divide rewards by the running deviation of the discounted return."""
+    """Divide rewards by the running deviation of the discounted return; DQN takes them as they are."""
     clip_reward: float = option(10.0, above=0)
     """Largest absolute normalised reward."""
 

@@ -29,7 +29,6 @@ from proxima.algo.schedules import exploration, scheduled
 from proxima.config import Config
 from proxima.data.generators import restore_generator
 from proxima.data.replay import Replay, Transitions
-from proxima.errors import UsageError
 
 STEP_METRICS = ("q_loss", "q_mean", "td_error", "gradient_norm")
 Tensors = dict[str, Tensor]
@@ -47,8 +46,6 @@ class DQNLearner:
         self.policy, self.config, self.device = policy, config, device
         self.dqn, self.algorithm = config.dqn, config.algorithm
         optimizer = config.optimizer
-        if optimizer.lr_schedule == "adaptive":
-            raise UsageError("lr_schedule is adaptive, but dqn has no KL to follow: use constant, linear or cosine.")
         self.generator = Generator(device).manual_seed(seed)
         self.flat = FlatParameters(policy)
         self.target = self.flat.vector.clone()
@@ -116,9 +113,9 @@ class DQNLearner:
         return obs, data
 
     @torch.no_grad()
-    def copy_target(self, env_steps: int) -> bool:
-        """Let the target network follow if another multiple of `target_update_every` env steps has passed."""
-        copies = env_steps // self.dqn.target_update_every
+    def copy_target(self, decisions: int) -> bool:
+        """Let the target network follow if another multiple of `target_update_every` decisions has passed."""
+        copies = decisions // self.dqn.target_update_every
         due = copies > self._copies
         if due:
             self.target.copy_(self.state.param)
@@ -134,15 +131,24 @@ class DQNLearner:
             check_weights(self.state.param)
         self._total.zero_()
         self._updates = 0
-        rates = {"learning_rate": float(self.learning_rate), "epsilon": float(self.policy.epsilon)}
+        rates = {"learning_rate": float(self.learning_rate), "epsilon": self.epsilon}
         return metrics | rates
 
     def set_progress(self, progress: float) -> None:
         """Set learning rate and epsilon for this share of the run."""
-        optimizer, dqn = self.config.optimizer, self.dqn
+        optimizer = self.config.optimizer
         self.learning_rate.fill_(scheduled(optimizer.lr_schedule, optimizer.learning_rate, progress))
-        ends = (dqn.exploration_start, dqn.exploration_end)
-        self.policy.epsilon.fill_(exploration(*ends, dqn.exploration_fraction, progress))
+        self.policy.epsilon.fill_(self.epsilon_at(progress))
+
+    @property
+    def epsilon(self) -> float:
+        """The share of random actions just now."""
+        return float(self.policy.epsilon)
+
+    def epsilon_at(self, progress: float) -> float:
+        """The share of random actions when `progress` of the run is over."""
+        dqn = self.dqn
+        return exploration(dqn.exploration_start, dqn.exploration_end, dqn.exploration_fraction, progress)
 
     # The minibatch step ----------------------------------------------------------------------------------------------
 

@@ -24,5 +24,5 @@ def adapted(learning_rate: float, kl: float, desired_kl: float) -> float:
 
 def exploration(start: float, end: float, fraction: float, progress: float) -> float:
     """How often to act at random: from `start` to `end` in a straight line over a `fraction` of the run."""
-    share = min(1.0, progress / fraction) if fraction > 0 else 1.0
+    share = min(1.0, progress / fraction)
     return start + (end - start) * share

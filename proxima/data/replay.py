@@ -112,6 +112,8 @@ class Replay:
         """Take in the transitions of a rollout, which goes on where the last one ended."""
         if rollout.num_steps > self.margin:
             raise ValueError(f"a rollout of {rollout.num_steps} steps needs a margin as large, not {self.margin}")
+        if self.end == 0:
+            self._begin(rollout)
         first, steps = self.end, rollout.num_steps
         number = torch.full_like(rollout.reward, -1, dtype=torch.long)
         index, final_obs = rollout.final_index, rollout.final_obs
@@ -127,6 +129,16 @@ class Replay:
             self._put(self.obs[key], first, x)
         self._put(self.age, first, self._ages(first, rollout.ended))
         self.end = first + steps
+
+    def _begin(self, rollout: Rollout) -> None:
+        """Put the frames before the first step into rows of their own: its episodes may have begun long before."""
+        if not rollout.frames or not self._history:
+            return
+        self.end = self._oldest = self._history
+        for key, x in rollout.frames.items():
+            before = self.frames[key] - 1
+            self._put(self.obs[key], self._history - before, x[:before])
+        self.age[self._history] = self._history
 
     def _put(self, ring: Tensor, first: int, rows: Tensor) -> None:
         slot = first % self.rows

@@ -160,7 +160,7 @@ def missing_package(spec: EnvSpec) -> str | None:
     if spec.entry_point == _MARIO:
         if importlib.util.find_spec("stable_retro") is None:
             return INSTALL["mario"]
-        return None if find_rom() else f"export {VARIABLE}=<path of the game file>"
+        return None if (rom := find_rom()) and rom.is_file() else f"export {VARIABLE}=<path of the game file>"
     if module.startswith("gymnasium.envs.box2d"):
         return None if importlib.util.find_spec("Box2D") else 'pip install "gymnasium[box2d]"'
     package = "mujoco" if module.startswith("gymnasium.envs.mujoco") else module.split(".")[0]

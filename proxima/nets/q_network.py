@@ -48,19 +48,17 @@ class QNetwork(QPolicy):
         action = spec.action
         if action.kind != "discrete":
             raise UsageError(
-                f"dqn needs a Discrete action space, but the env's is {action.kind} {action.shape or action.sizes}: "
-                "use ppo."
+                f"DQN needs a Discrete action space, but the env's is {action.kind} {list(action.sizes)}: use "
+                "--algorithm PPO."
             )
-        if options.memory != "none":
-            raise UsageError(f"memory is {options.memory}, but dqn has none: use --memory none, or ppo.")
-        if options.distribution != "auto":
-            raise UsageError(f"distribution is {options.distribution}, but dqn has its own: leave it at auto.")
+        if options.memory != "none" or options.distribution != "auto":
+            raise UsageError("DQN has no memory and its own distribution: leave memory at none, distribution at auto.")
         self.spec = spec
         self.register_buffer("return_scale", torch.ones(()))
         encoders = encoder_options(options.encoders, spec.obs)
         for key, encoder in encoders.items():
             if encoder.use == "critic":
-                raise UsageError(f"encoders give {key!r} to the critic alone, but dqn has none: use all or none.")
+                raise UsageError(f"encoders give {key!r} to the critic alone, but DQN has none: use all or none.")
         seen = {key: o for key, o in spec.obs.items() if encoders[key].use == "all"}
         self.keys = self.actor_keys = list(seen)
         self.image_keys = frozenset(key for key, o in seen.items() if is_image(o.shape))

@@ -7,7 +7,7 @@ from pathlib import Path
 from proxima.errors import UsageError
 from proxima.evaluate import page
 from proxima.report.comparison import Comparison, Result, compare
-from proxima.report.runs import Group, differing, load_groups
+from proxima.report.runs import Group, differing, load_groups, used_options
 
 LARGEST_VIDEO = 8_000_000  # bytes, that go into the page
 HEAD = ("", "seeds", "final IQM", "95 % interval", "mean over steps", "steps to threshold", "time", "steps/s")
@@ -70,7 +70,8 @@ def _row(result: Result) -> tuple[str, ...]:
 
 
 def _options(groups: list[Group]) -> list[tuple[str, ...]]:
-    return [(name, *(str(group.options.get(name, "-")) for group in groups)) for name in differing(groups)]
+    seen = [used_options(group) for group in groups]
+    return [(name, *(str(options.get(name, "-")) for options in seen)) for name in differing(groups)]
 
 
 def _notes(comparison: Comparison) -> list[str]:

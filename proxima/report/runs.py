@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from proxima.config import find_option
+from proxima.config import all_options, find_option
 from proxima.errors import UsageError
 
 METRICS = "metrics.jsonl"
@@ -103,8 +103,26 @@ def load_run(folder: Path) -> Run:
 
 def differing(groups: Sequence[Group]) -> list[str]:
     """Names of the options that are not the same in all groups."""
-    names = dict.fromkeys(name for group in groups for name in _essential(group.options))
-    return [name for name in names if len({repr(group.options.get(name)) for group in groups}) > 1]
+    seen = [used_options(group) for group in groups]
+    names = dict.fromkeys(name for options in seen for name in _essential(options))
+    return [
+        name
+        for name in names
+        if len({repr(options.get(name)) for options in seen}) > 1 and any(_is_told(name, options) for options in seen)
+    ]
+
+
+def used_options(group: Group) -> dict[str, Any]:
+    """The options of a group, without those of an algorithm that it did not use."""
+    other = {"ppo": "dqn", "dqn": "ppo"}[str(group.options.get("algorithm", "PPO")).lower()]
+    return {name: value for name, value in group.options.items() if _section(name) != other}
+
+
+def _is_told(name: str, options: dict[str, Any]) -> bool:
+    """Of what only one algorithm has, what somebody chose; all else."""
+    if name not in options:
+        return False
+    return _section(name) not in ("ppo", "dqn") or options[name] != all_options()[name].default
 
 
 def _read_columns(file: Path) -> dict[str, np.ndarray]:
@@ -148,10 +166,14 @@ def _essential(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_incidental(name: str) -> bool:
+    return _section(name) in _INCIDENTAL_SECTIONS
+
+
+def _section(name: str) -> str | None:
     try:
-        return find_option(name, source="config.yaml").section in _INCIDENTAL_SECTIONS
+        return find_option(name, source="config.yaml").section
     except UsageError:  # of another version
-        return False
+        return None
 
 
 def _parents(folder: Path) -> list[Path]:

@@ -5,7 +5,7 @@ import os
 import platform
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -29,11 +29,12 @@ Native = Callable[[list[Tensor]], list[Tensor]]
 class Actor(nn.Module):
     """Acts, and stores in the rollout what was seen and done."""
 
-    def __init__(self, policy: Agent, env_device: torch.device):
+    def __init__(self, policy: Agent, env_device: torch.device, stacks: Mapping[str, int] | None = None):
+        """`stacks` tells which keys are stored as the newest of so many frames."""
         super().__init__()
         self.policy, self.env_device = policy, env_device
         self.keys = policy.keys
-        self.stacks = [policy.spec.obs[key].frames for key in self.keys]
+        self.stacks = [(stacks or {}).get(key, 1) for key in self.keys]
 
     def forward(self, seen: Rows, noise: Tensor, obs: Rows, action: Tensor, state: Rows) -> Tensor:
         """One vector step; `seen` may have the env's own dtypes, and `state` is empty or one tensor."""

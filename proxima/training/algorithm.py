@@ -51,6 +51,10 @@ class Algorithm(ABC):
         seconds, self._seconds = self._seconds, {}
         return {f"{phase}_seconds": seconds.get(phase, 0.0) for phase in self.phases}
 
+    def changed_by_resume(self, progress: float) -> list[str]:
+        """What to say about schedules that go back where a run is longer now; asked before anything is learned."""
+        return []
+
     def get_state(self) -> tuple[Files, dict[str, Any]]:
         """Files of their own, and what goes into the training state, copied."""
         learner = self.learner.state_dict()

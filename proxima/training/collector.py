@@ -111,10 +111,12 @@ class Collector:
         seed: int,
         flat: FlatParameters | None = None,
         sequence_length: int = 1,
+        holds_actions: bool = False,
     ):
         """With the policy's parameters in `flat`, acting is compiled on its first use.
 
-        The policy's memory is stored every `sequence_length` steps.
+        The policy's memory is stored every `sequence_length` steps. Stacks of frames are stored whole where actions may
+        be held: between two decisions several frames pass.
         """
         self.env, self.num_steps = env, num_steps
         self.generator = Generator(device).manual_seed(seed)
@@ -123,7 +125,9 @@ class Collector:
         """Env steps, over all envs."""
         self.decisions = 0
         """Actions that were chosen: as many as env steps, unless they are held."""
-        self._actor, self._flat = Actor(policy, env.device), flat
+        frames = {key: policy.spec.obs[key].frames for key in policy.keys}
+        stacks = {key: count for key, count in frames.items() if count > 1 and not holds_actions}
+        self._actor, self._flat = Actor(policy, env.device, stacks), flat
         self._record: Record | None = None
         self.no_toolchain = False
         """Whether compilation failed in a way that leaves no hope for any other."""
@@ -145,7 +149,7 @@ class Collector:
                 device=device,
                 sequence_length=sequence_length,
                 state_size=policy.state_size,
-                stacks={key: o.frames for key, o in policy.spec.obs.items() if key in policy.keys and o.frames > 1},
+                stacks=stacks,
             )
         except (MemoryError, RuntimeError) as error:
             raise UsageError(

@@ -39,6 +39,7 @@ class DQN(Algorithm):
             device=device,
             env_seed=seed,
             seed=stream_seed(seed, "actions"),
+            holds_actions=config.env.holds_actions,
             flat=self.learner.flat if setup.compiles_actor(config, device, decisions // env.num_envs) else None,
         )
         rollout = self.collector.rollout
@@ -59,6 +60,7 @@ class DQN(Algorithm):
         """As many decisions as an iteration has."""
         until = self.collector.decisions + self.config.dqn.iteration_steps
         while self.collector.decisions < until:
+            self.learner.set_progress(min(1.0, self.collector.global_step / self.config.run.total_timesteps))
             rollout = self.timed("collect", self.collector.collect)
             self.timed("store", self.replay.add, rollout)
             self.timed("store", self.policy.normalizer.update, rollout.step_obs())
@@ -70,6 +72,16 @@ class DQN(Algorithm):
         if self.collector.no_toolchain and self.learner.compiled:
             self.learner.give_up_compiling()
         return self.learner.metrics() | {"replay_size": self.replay.size}
+
+    def changed_by_resume(self, progress: float) -> list[str]:
+        """Where a run goes on for longer than it was planned for, its exploration goes back."""
+        before, now = self.learner.epsilon, self.learner.epsilon_at(progress)
+        if now <= before + 1e-6:
+            return []
+        return [
+            f"The share of random actions goes from {before:.3g} back to {now:.3g}: it falls over exploration_fraction "
+            "of total_timesteps, which are more now. Give --exploration-start the value it had reached to go on there."
+        ]
 
     def get_state(self) -> tuple[Files, dict[str, Any]]:
         """With the replay as it is now, copied only if it is written."""

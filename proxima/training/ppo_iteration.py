@@ -42,6 +42,7 @@ class PPO(Algorithm):
             device=device,
             env_seed=seed,
             seed=stream_seed(seed, "actions"),
+            holds_actions=config.env.holds_actions,
             flat=self.learner.flat if setup.compiles_actor(config, device, decisions // env.num_envs) else None,
             sequence_length=config.sequence_length,
         )

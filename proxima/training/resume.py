@@ -12,7 +12,7 @@ from proxima.errors import UsageError
 log = logging.getLogger("proxima")
 
 # What the weights, the generators and the states of the envs belong to.
-_FIXED = {"env", "env_kwargs", "num_envs", "seed", "normalize_obs"}
+_FIXED = {"algorithm", "env", "env_kwargs", "num_envs", "seed", "normalize_obs"}
 # What may change without a word: where and how long, not what is learned.
 _FREE = {"total_timesteps", "name", "runs_dir", "auto_resume", "rom"}
 _FREE_SECTIONS = {"checkpoint", "track"}

@@ -253,9 +253,9 @@ class Trainer:
         if not exact:
             different.append(f"{source} has no state that fits these envs; new episodes")
         self.notices += [f"This resume is not exact: {what}." for what in different]
-        self.notices += self.hold_schedule.changed_by_resume(
-            Hold(**metadata["action_hold"]), self.collector.global_step / self.config.run.total_timesteps
-        )
+        progress = min(1.0, self.collector.global_step / self.config.run.total_timesteps)
+        self.notices += self.hold_schedule.changed_by_resume(Hold(**metadata["action_hold"]), progress)
+        self.notices += self.algorithm.changed_by_resume(progress)
         self.lineage = [*metadata["lineage"], str(source.resolve())]
 
     def _restore_envs(self, state: dict[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from proxima.algo.dqn import STEP_METRICS, DQNLearner
 from proxima.config import load_config
 from proxima.data.replay import Replay
 from proxima.data.rollout import Rollout
-from proxima.errors import NonFiniteError, UsageError
+from proxima.errors import NonFiniteError
 from proxima.nets.q_network import QNetwork
 from proxima.nets.spec import ActionSpec, ObsSpec, Spec
 
@@ -187,11 +187,6 @@ def test_a_nan_is_named() -> None:
     learner.update(filled(rollout), 1)
     with pytest.raises(NonFiniteError, match="q_loss became nan in the update"):
         learner.metrics()
-
-
-def test_an_adaptive_learning_rate_is_refused() -> None:
-    with pytest.raises(UsageError, match="lr_schedule is adaptive"):
-        make(lr_schedule="adaptive")
 
 
 @pytest.mark.parametrize("return_steps", [1, 3])

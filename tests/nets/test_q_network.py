@@ -63,10 +63,10 @@ def test_epsilon_and_statistics_are_saved_with_the_weights() -> None:
 @pytest.mark.parametrize(
     ("action", "options", "told"),
     [
-        (ActionSpec("box", (2,), (-1.0,) * 2, (1.0,) * 2, (2,)), {}, r"Discrete action space, but .* box \(2,\)"),
-        (ActionSpec("multi_discrete", (2, 3)), {}, r"multi_discrete \(2, 3\)"),
-        (CHOICES, {"memory": "gru"}, "memory is gru"),
-        (CHOICES, {"distribution": "beta"}, "distribution is beta"),
+        (ActionSpec("box", (2,), (-1.0,) * 2, (1.0,) * 2, (2,)), {}, r"Discrete action space, but .* box \[2\]"),
+        (ActionSpec("multi_discrete", (2, 3)), {}, r"multi_discrete \[2, 3\]"),
+        (CHOICES, {"memory": "gru"}, "DQN has no memory"),
+        (CHOICES, {"distribution": "beta"}, "distribution at auto"),
         (CHOICES, {"encoders": {"state": {"use": "critic"}}}, "encoders"),
     ],
 )

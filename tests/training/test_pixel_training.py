@@ -37,8 +37,16 @@ def weights(run: Any) -> dict[str, torch.Tensor]:
         {"num_steps": 20, "minibatch_size": 32, "recompute_advantage": True},
         {"num_steps": 20, "minibatch_size": 4, "memory": "gru", "memory_size": 8, "bptt_length": 6},
         {"algorithm": "DQN", "learning_starts": 50, "buffer_size": 200, "iteration_steps": 160, "return_steps": 2},
+        {"num_steps": 20, "minibatch_size": 32, "action_hold_seconds": 0.2},
+        {
+            "algorithm": "DQN",
+            "learning_starts": 50,
+            "buffer_size": 200,
+            "iteration_steps": 80,
+            "action_hold_seconds": 0.2,
+        },
     ],
-    ids=["ppo", "ppo with a memory", "dqn"],
+    ids=["ppo", "ppo with a memory", "dqn", "ppo, held", "dqn, held"],
 )
 def test_frames_stored_once_train_the_same_bits_as_whole_stacks(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -94,3 +102,33 @@ def test_the_ball_is_caught(options: dict[str, Any], tmp_path: Path) -> None:
     run = train(**(CATCH | {"gamma": 0.97, "total_timesteps": steps} | options))
     found = evaluate(run.run_dir, episodes=64, seed=1)
     assert found.returns.mean > 0.3, "a random policy gets -0.4"  # of at most 1
+
+
+def test_a_replay_that_begins_in_mid_episode_holds_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = CATCH | {"algorithm": "DQN", "learning_starts": 5000, "buffer_size": 6000, "iteration_steps": 80}
+    run = train(**options, total_timesteps=80, name="first")
+    trainer = Trainer(load_config(None, options | {"total_timesteps": 160}))
+    trainer.restore(run.checkpoint)
+    assert any("its replay was not saved" in notice for notice in trainer.notices)
+    seen: list[torch.Tensor] = []
+    act = trainer.policy.act
+
+    def watched(obs: dict[str, torch.Tensor], *rest: Any) -> Any:
+        seen.append(obs["obs"].clone())
+        return act(obs, *rest)
+
+    monkeypatch.setattr(trainer.policy, "act", watched)
+    trainer.iterate()
+    trainer.env.close()
+    replay = trainer.algorithm.replay
+    stored = replay.gather(torch.arange(replay.size)).obs["obs"]
+    assert torch.equal(stored, torch.cat(seen)[: len(stored)])
+
+
+def test_a_longer_resume_says_that_exploration_goes_back() -> None:
+    options = CATCH | {"algorithm": "DQN", "learning_starts": 50, "buffer_size": 200, "iteration_steps": 80}
+    run = train(**options, total_timesteps=160)
+    trainer = Trainer(load_config(None, options | {"total_timesteps": 16_000}))
+    trainer.restore(run.checkpoint)
+    trainer.env.close()
+    assert any("random actions goes from" in notice for notice in trainer.notices)

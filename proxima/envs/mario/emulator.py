@@ -41,6 +41,7 @@ class _Core:
             from stable_retro.data import GameData
         except ImportError as error:
             raise UsageError(f"Mario needs stable-retro ({error}): pip install 'proxima-rl[mario]'") from error
+        self.rom = rom
         gc.collect()  # an emulator that nobody holds any more may still be there
         with tempfile.TemporaryDirectory(prefix="proxima-mario-") as folder:
             file = Path(folder) / "game.nes"
@@ -138,6 +139,9 @@ class Nes:
         return core
 
     def _running(self) -> _Core:
-        if Nes._core is None:
+        if Nes._core is None or (Nes._core.rom != self._rom and not Nes._users):
+            Nes._core = None  # there is room for one
             Nes._core = _Core(self._rom)
+        if Nes._core.rom != self._rom:
+            raise UsageError("two different game files cannot be played in one process: close the other env first")
         return Nes._core

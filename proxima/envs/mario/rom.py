@@ -19,7 +19,7 @@ _KNOWN = {
     "facee9c577a5262dbe33ac4930bb0b58c8c037f7",  # the common dump, as stable-retro names it
 }
 _WAYS = (
-    "Give the path of your own copy (a .nes file) as the env keyword `rom` (--env-kwargs '{rom: PATH}'), or in the "
+    "Give the path of your own copy (a .nes file) with --rom (the env keyword `rom`), or in the "
     f"environment variable {VARIABLE}, or install a package that carries it: "
     "pip install --no-deps gym-super-mario-bros==7.4.0."
 )
