@@ -43,11 +43,11 @@ class DQN(Algorithm):
             flat=self.learner.flat if setup.compiles_actor(config, device, decisions // env.num_envs) else None,
         )
         rollout = self.collector.rollout
-        self._iteration_rows = -(-dqn.iteration_steps // env.num_envs) + rollout.num_steps
+        iteration_rows = -(-dqn.iteration_steps // env.num_envs) + rollout.num_steps
         self.replay = Replay(
             rollout,
             buffer_size=dqn.buffer_size,
-            margin=self._iteration_rows,  # an interrupted iteration must leave what the last boundary had
+            margin=iteration_rows,  # an interrupted iteration must leave what the last boundary had
             frames=rollout.stacks,
             return_steps=dqn.return_steps,
             gamma=config.algorithm.gamma,
