@@ -26,5 +26,5 @@ def gather_stacks(stored: Tensor, place: Tensor) -> Tensor:
 
 
 def newest(stacks: Tensor, frames: int) -> Tensor:
-    """`[..., C, H, W]`, a view: the last frame of stacks `[..., F * C, H, W]`."""
-    return stacks[..., -(stacks.shape[-3] // frames) :, :, :]
+    """`[..., C, H, W]`, a view: the last frame of stacks `[..., F * C, H, W]`; what is no stack, as it is."""
+    return stacks if frames == 1 else stacks[..., -(stacks.shape[-3] // frames) :, :, :]

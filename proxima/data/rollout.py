@@ -41,7 +41,7 @@ class Rollout:
         self.frames: dict[str, Tensor] = {}
         for key, x in obs.items():
             count = self.stacks.get(key, 1)
-            form = newest(x, count) if count > 1 else x
+            form = newest(x, count)
             rows = torch.zeros(count + num_steps, *form.shape, dtype=_storage_dtype(x.dtype), device=device)
             self.obs[key] = rows[count - 1 :]
             if count > 1:
@@ -110,10 +110,7 @@ class Rollout:
     @property
     def final_obs(self) -> dict[str, Tensor]:
         """`[K, ...]`, the last observations of truncated episodes; of a stack, the newest frame."""
-        kept = {
-            key: [newest(x, self.stacks[key]) for x in found] if key in self.stacks else found
-            for key, found in self._final_obs.items()
-        }
+        kept = {key: [newest(x, self.stacks.get(key, 1)) for x in found] for key, found in self._final_obs.items()}
         return {key: torch.cat((x[-1][:0], *kept[key])) for key, x in self.obs.items()}
 
     def bootstrap_obs(self) -> dict[str, Tensor]:

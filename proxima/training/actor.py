@@ -40,7 +40,7 @@ class Actor(nn.Module):
         """One vector step; `seen` may have the env's own dtypes, and `state` is empty or one tensor."""
         taken = []
         for stored, x, frames in zip(obs, seen, self.stacks, strict=True):
-            stored.copy_(newest(x, frames) if frames > 1 else x)
+            stored.copy_(newest(x, frames))
             taken.append(x.to(stored) if frames > 1 else stored)
         raw, env_action, after = self.policy.act(dict(zip(self.keys, taken, strict=True)), noise, *state)
         action.copy_(raw)

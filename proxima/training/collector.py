@@ -201,8 +201,7 @@ class Collector:
             self._check_finite(taken)  # a NaN on the way to an env is the better explanation
             raise
         for key, stored in rollout.obs.items():
-            frames = rollout.stacks.get(key, 1)
-            stored[-1] = newest(self._now[key], frames) if frames > 1 else self._now[key]
+            stored[-1] = newest(self._now[key], rollout.stacks.get(key, 1))
         for state in self._state:
             rollout.last_state = state.clone()
         self._check_finite(taken)
