@@ -25,15 +25,15 @@ class Interrupted(BaseException):
 
 
 class StopSignals:
-    """While entered, the first signal raises `Interrupted` in the main thread; a second one ends the process at once.
+    """While entered, the first signal is noted, and raises `Interrupted` in the main thread once it is to be heard.
 
-    Inside `shield`, the first one waits until the shield is lowered. In other threads than the main one Python gets no
-    signals, and this does nothing.
+    It is heard from `hear` to `defer`, and not inside `shield`, which raises at its end. A second signal ends the
+    process at once. In other threads than the main one Python gets no signals, and this does nothing.
     """
 
     def __init__(self) -> None:
         self._received: int | None = None
-        self._shielded = False
+        self._deferred = True
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignals":
@@ -45,24 +45,30 @@ class StopSignals:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    @contextmanager
-    def shield(self) -> Iterator[None]:
-        """Let what is inside finish before a signal is heard."""
-        self._shielded = True
-        try:
-            yield
-        finally:
-            self._shielded = False
+    def hear(self) -> None:
+        """From now on a signal raises; so does one that came before."""
+        self._deferred = False
         if self._received is not None:
             raise Interrupted(self._received)
 
-    def lower_priority(self) -> None:
-        """From now on a first signal is only noted: what remains is to close, and all is saved."""
-        self._shielded = True
+    def defer(self) -> None:
+        """From now on a first signal is only noted."""
+        self._deferred = True
+
+    @contextmanager
+    def shield(self) -> Iterator[None]:
+        """Let what is inside finish before a signal is heard."""
+        self.defer()
+        try:
+            yield
+        except BaseException:
+            self._deferred = False
+            raise
+        self.hear()
 
     def _handle(self, signum: int, _: FrameType | None) -> None:
         if self._received is not None:
             os._exit(128 + signum)
         self._received = signum
-        if not self._shielded:
+        if not self._deferred:
             raise Interrupted(signum)

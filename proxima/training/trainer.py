@@ -104,10 +104,11 @@ class Trainer:
             except BaseException:
                 self.env.close()
                 raise
+            metrics: dict[str, float] = {}
             try:
+                signals.hear()
                 start, first_step, first_decision = time.perf_counter(), *self.collector.counts
                 due = Due(self.config, first_step)
-                metrics: dict[str, float] = {}
                 while self.collector.global_step < self.config.run.total_timesteps:
                     started = bool(metrics)
                     metrics = self.iterate()
@@ -130,11 +131,11 @@ class Trainer:
             except Interrupted as stop:
                 raise self._interrupted(stop, boundary) from None
             except Exception:
-                signals.lower_priority()
+                signals.defer()
                 self.save(boundary)
                 raise
             finally:
-                signals.lower_priority()
+                signals.defer()
                 tracker.close(metrics)
                 self.env.close()
                 self.examiner.close()

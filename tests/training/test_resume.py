@@ -230,7 +230,6 @@ def test_a_signal_before_the_first_iteration_is_over_saves_the_start(tmp_path: P
     process = start("train", "--name", "cut", "--total-timesteps", "10M", *flags(options))
     while not list((tmp_path / "runs").glob("cut/*/metrics.jsonl")):
         time.sleep(0.02)
-    time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
     assert process.returncode == 143
@@ -246,6 +245,20 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
     assert process.returncode == 143
+
+
+def test_a_signal_while_the_run_starts_saves_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer(load_config(None, SMALL | {"env": "InvertedPendulum-v5", "total_timesteps": 128}))
+    real = Tracker.__init__
+
+    def signalled(*args: Any, **kwargs: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        real(*args, **kwargs)
+
+    monkeypatch.setattr(Tracker, "__init__", signalled)
+    with pytest.raises(ProximaError, match="stopped by SIGTERM; iteration 0 is saved") as stop:
+        trainer.run()
+    assert stop.value.exit_code == 143
 
 
 @pytest.mark.parametrize("where", ["save", "tracker", "env"])
