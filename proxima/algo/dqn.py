@@ -2,7 +2,8 @@
 
 As in `ppo.py`, the minibatch step (gather, forward, loss, gradient, clipping, Adam) is one function of tensors on one
 flat parameter vector, which compiles as a whole. What does not change from step to step, the target network's values,
-is computed for several minibatches at once. Metrics stay on the device until they are asked for.
+is computed for several minibatches at once, and of images on a CPU once for every transition until the target network
+changes. Metrics stay on the device until they are asked for.
 """
 
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from proxima.algo.policy import QPolicy
 from proxima.algo.schedules import exploration, scheduled
 from proxima.config import Config
 from proxima.data.generators import restore_generator
+from proxima.data.known_values import KnownValues
 from proxima.data.replay import Replay, Transitions
 
 STEP_METRICS = ("q_loss", "q_mean", "td_error", "gradient_norm")
@@ -60,6 +62,8 @@ class DQNLearner:
             take=self._take,
             always_take=bool(policy.image_keys),
         )
+        self.values: KnownValues | None = None
+        """Where the target network's values are kept, once `keep_values` was called."""
         self._total = self.flat.vector.new_zeros(len(STEP_METRICS))
         self._updates = 0  # in the total
         self.set_progress(0.0)
@@ -77,6 +81,15 @@ class DQNLearner:
         run = self.config.run
         steps = run.total_timesteps // self.dqn.train_freq
         return run.compile == "on" or (run.compile == "auto" and steps >= _COMPILE_PAYS_AFTER)
+
+    def keep_values(self, replay: Replay, *, actions: int) -> None:
+        """Compute the target network's values of a transition of this replay once, where that saves time.
+
+        It does for images on a CPU: to know what is new, a GPU would have to wait. Where observations are normalised,
+        their values change all the time.
+        """
+        if self.device.type == "cpu" and self.policy.image_keys and not self.policy.normalizer.moments:
+            self.values = KnownValues(replay.rows * replay.num_envs, actions)
 
     # Update ----------------------------------------------------------------------------------------------------------
 
@@ -103,7 +116,7 @@ class DQNLearner:
     def _prepare(self, batch: Transitions) -> tuple[Tensors, Tensors]:
         """Observations `[M * B, ...]`, normalised, and all else that the steps take rows of."""
         obs, next_obs = self.policy.normalizer(batch.obs), self.policy.normalizer(batch.next_obs)
-        target_q = self._q(self.target, self.policy.to_pixels(next_obs))
+        target_q = self._target_q(batch.number, next_obs)
         data = {"action": batch.action}
         if self.dqn.double_q:
             data |= {"return_": batch.return_, "discount": batch.discount, "target_q": target_q}
@@ -111,6 +124,16 @@ class DQNLearner:
         else:
             data["target"] = batch.return_ + batch.discount * target_q.amax(-1)
         return obs, data
+
+    def _target_q(self, number: Tensor, next_obs: Tensors) -> Tensor:
+        """The target network's Q `[B, A]` of observations, known by the transitions' numbers `[B]`."""
+        if self.values is None:
+            return self._q(self.target, self.policy.to_pixels(next_obs))
+        new = self.values.missing(number)
+        if len(new):
+            q = self._q(self.target, self.policy.to_pixels(_take_all(next_obs, new)))
+            self.values.put(number[new], q)
+        return self.values.get(number)
 
     @torch.no_grad()
     def copy_target(self, decisions: int) -> bool:
@@ -120,6 +143,8 @@ class DQNLearner:
         if due:
             self.target.copy_(self.state.param)
             self._copies = copies
+            if self.values is not None:
+                self.values.forget()
         return due
 
     def metrics(self) -> dict[str, float]:
@@ -153,8 +178,9 @@ class DQNLearner:
     # The minibatch step ----------------------------------------------------------------------------------------------
 
     def _take(self, obs: Tensors, data: Tensors, index: Tensor) -> tuple[Tensors, Tensors]:
-        """The rows of `index` alone, images made ready."""
-        obs, data = _take_all(obs, index), _take_all(data, index)
+        """The rows of `index` alone, which follow each other, images made ready."""
+        rows = slice(int(index[0]), int(index[0]) + len(index))
+        obs, data = ({name: x[rows] for name, x in tensors.items()} for tensors in (obs, data))
         after = self.policy.to_pixels({key: data[_NEXT + key] for key in obs if _NEXT + key in data})
         return self.policy.to_pixels(obs), data | {_NEXT + key: x for key, x in after.items()}
 
@@ -216,6 +242,8 @@ class DQNLearner:
         every = before.dqn.target_update_every
         if every != self.dqn.target_update_every:
             self._copies = self._copies * every // self.dqn.target_update_every
+        if self.values is not None and before.dqn.return_steps != self.dqn.return_steps:
+            self.values.forget()
 
 
 def _take_all(tensors: Tensors, index: Tensor) -> Tensors:

@@ -28,6 +28,7 @@ class Transitions(NamedTuple):
     return_: Tensor  # [B], discounted sum of the rewards on the way
     discount: Tensor  # [B], of the value of what came after: 0 where the episode terminated
     next_obs: Tensors  # [B, ...], raw; of no meaning where the discount is 0
+    number: Tensor  # [B], that no other transition ever has
 
 
 class Replay:
@@ -218,7 +219,7 @@ class Replay:
         next_obs = {key: self._observation(key, last + 1, begun_next, env) for key in self.obs}
         if self._final_count:
             next_obs = {key: self._with_final(key, x, final) for key, x in next_obs.items()}
-        return Transitions(obs, _take(self.action, place), return_, discount, next_obs)
+        return Transitions(obs, _take(self.action, place), return_, discount, next_obs, row * self.num_envs + env)
 
     def _place(self, row: Tensor, env: Tensor) -> Tensor:
         return row % self.rows * self.num_envs + env

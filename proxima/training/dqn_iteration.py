@@ -53,6 +53,7 @@ class DQN(Algorithm):
             gamma=config.algorithm.gamma,
             smdp=config.algorithm.smdp,
         )
+        self.learner.keep_values(self.replay, actions=spec.action.sizes[0])
         self._unpaid = 0
         """Decisions since the last optimizer step."""
 
@@ -89,6 +90,8 @@ class DQN(Algorithm):
         if self.config.checkpoint.save_replay:
             mark = self.replay.mark()
             files["replay.pt"] = lambda: self.replay.state_at(mark)
+            if self.learner.values is not None:
+                files["target_values.pt"] = self.learner.values.get_state()
         return files, state | {"unpaid": self._unpaid}
 
     def set_state(
@@ -102,6 +105,9 @@ class DQN(Algorithm):
             starts = self.config.dqn.learning_starts
             return [*different, f"its replay was not saved (--save-replay); {starts:,} decisions fill a new one first"]
         self.replay.load_state(replay)
+        values = read("target_values.pt")
+        if self.learner.values is not None and values is not None:
+            self.learner.values.set_state(values)
         if new_episodes_seed is not None:
             self.replay.cut_episodes()
         return different

@@ -17,6 +17,7 @@ from proxima.envs.action_hold import Hold
 from proxima.envs.base import ExactState
 from proxima.envs.snapshot import NotPlain
 from proxima.errors import ProximaError, UsageError
+from proxima.machine import keep_freed_memory
 from proxima.nets.make import Agent
 from proxima.nets.spec import Spec
 from proxima.track.tracker import Tracker, make_console
@@ -52,6 +53,7 @@ class Trainer:
     def __init__(self, config: Config, *, console: Console | None = None):
         self.config, self.console = config, console or make_console()
         self.notices = config.validate()
+        keep_freed_memory()
         self.env = setup.build_env(config)
         try:
             self._build()

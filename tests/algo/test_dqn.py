@@ -102,6 +102,7 @@ def test_targets_and_loss_by_hand(double: bool, next_value: float) -> None:
         return_=torch.tensor([0.5, 1.25]),
         discount=torch.tensor([0.9, 0.0]),
         next_obs={"obs": states[[1, 1]]},
+        number=torch.arange(2),
     )
     obs, data = learner._prepare(batch)  # type: ignore[arg-type]
     target = learner._targets(learner.state, data)
@@ -229,6 +230,45 @@ def test_a_chain_whose_values_are_known(double: bool, return_steps: int) -> None
     torch.testing.assert_close(q[:, 1], on, atol=1e-2, rtol=0.0)
     if return_steps == 1:
         torch.testing.assert_close(q[:, 0], 0.9 * on, atol=1e-2, rtol=0.0)
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_the_target_network_values_an_image_once(double: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a replay that wraps, and with a target that changes: what is kept is what it would say now."""
+    config = configured(double_q=double, minibatch_size=16, cnn_features=8, learning_rate=1e-2)
+    policy = QNetwork(
+        Spec({"obs": ObsSpec((1, 12, 12), "uint8")}, ActionSpec("discrete", (3,))), config.policy, config.normalize
+    )
+    learner, generator = DQNLearner(policy, config, device=CPU, seed=3), torch.Generator().manual_seed(0)
+    image, action = torch.zeros(ENVS, 1, 12, 12, dtype=torch.uint8), torch.zeros(ENVS, dtype=torch.long)
+    rollout = Rollout(num_steps=4, num_envs=ENVS, obs={"obs": image}, action=action, device=CPU)
+    replay = Replay(rollout, buffer_size=10 * ENVS, margin=4, gamma=0.9)
+    learner.keep_values(replay, actions=3)
+    real_q, real_target_q, valued, asked = learner._q, learner._target_q, 0, 0
+
+    def counting_q(param: Tensor, obs: Any) -> Tensor:
+        nonlocal valued
+        valued += len(obs["obs"]) if param is learner.target else 0
+        return real_q(param, obs)
+
+    def checked_target_q(number: Tensor, next_obs: Any) -> Tensor:
+        nonlocal asked
+        found, asked = real_target_q(number, next_obs), asked + len(number)
+        torch.testing.assert_close(found, real_q(learner.target, policy.to_pixels(next_obs)), rtol=1e-5, atol=1e-6)
+        return found
+
+    monkeypatch.setattr(learner, "_q", counting_q)
+    monkeypatch.setattr(learner, "_target_q", checked_target_q)
+    for round_ in range(12):  # a window of 40 transitions moves on by 16; the target is another in every fifth
+        last = rollout.obs["obs"][-1].clone()
+        rollout.obs["obs"].random_(0, 256, generator=generator)
+        rollout.obs["obs"][0] = last
+        rollout.reward.normal_(generator=generator)
+        replay.add(rollout)
+        learner.copy_target(20 * round_)
+        for _ in range(10):
+            learner.update(replay, 1)
+    assert asked == 12 * 160 and 12 * 16 < valued < asked / 4
 
 
 def test_compiled_agrees_with_eager() -> None:
