@@ -128,10 +128,10 @@ class DQNLearner:
     def _target_q(self, number: Tensor, next_obs: Tensors) -> Tensor:
         """The target network's Q `[B, A]` of observations, known by the transitions' numbers `[B]`."""
         if self.values is None:
-            return self._q(self.target, self.policy.to_pixels(next_obs))
+            return self._q(self.target, next_obs)
         new = self.values.missing(number)
         if len(new):
-            q = self._q(self.target, self.policy.to_pixels(_take_all(next_obs, new)))
+            q = self._q(self.target, _take_all(next_obs, new))
             self.values.put(number[new], q)
         return self.values.get(number)
 
@@ -178,11 +178,9 @@ class DQNLearner:
     # The minibatch step ----------------------------------------------------------------------------------------------
 
     def _take(self, obs: Tensors, data: Tensors, index: Tensor) -> tuple[Tensors, Tensors]:
-        """The rows of `index` alone, which follow each other, images made ready."""
+        """The rows of `index` alone, which follow each other."""
         rows = slice(int(index[0]), int(index[0]) + len(index))
-        obs, data = ({name: x[rows] for name, x in tensors.items()} for tensors in (obs, data))
-        after = self.policy.to_pixels({key: data[_NEXT + key] for key in obs if _NEXT + key in data})
-        return self.policy.to_pixels(obs), data | {_NEXT + key: x for key, x in after.items()}
+        return {key: x[rows] for key, x in obs.items()}, {name: x[rows] for name, x in data.items()}
 
     def _step(
         self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, index: Tensor | None

@@ -19,10 +19,6 @@ class Policy(nn.Module, ABC):
     """Of the observations that it sees, those that are images."""
 
     @abstractmethod
-    def to_pixels(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Images of bytes as its first layers would make them, so that it need not be done in there."""
-
-    @abstractmethod
     def forward(
         self, obs: dict[str, Tensor], state: Tensor | None = None, start: Tensor | None = None
     ) -> tuple[Distribution, Tensor]:

@@ -205,8 +205,8 @@ class Learner:
     # The minibatch step ----------------------------------------------------------------------------------------------
 
     def _take(self, obs: Tensors, data: Tensors, index: Tensor) -> tuple[Tensors, Tensors]:
-        """The sequences of `index` alone, `[L, B, ...]`, images made ready."""
-        seen = self.policy.to_pixels(take_obs(obs, split_places(obs, data), index))
+        """The sequences of `index` alone, `[L, B, ...]`."""
+        seen = take_obs(obs, split_places(obs, data), index)
         length = len(data["action"])
         rows = {name: x[:, index] for name, x in data.items() if not is_places(name)}
         return {key: x.unflatten(0, (length, -1)) for key, x in seen.items()}, rows

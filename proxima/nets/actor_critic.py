@@ -23,7 +23,7 @@ from proxima.algo.distributions import (
 from proxima.algo.normalize import ObsNormalizer
 from proxima.algo.policy import Policy
 from proxima.errors import UsageError
-from proxima.nets.encoders import MLP, init_layer, is_image, to_pixels
+from proxima.nets.encoders import MLP, init_layer, is_image
 from proxima.nets.spec import ActionSpec, Spec
 from proxima.nets.trunk import Encoders, Obs, Trunk, encoder_options
 from proxima.sections import NormalizeOptions, PolicyOptions
@@ -152,10 +152,6 @@ class ActorCritic(Policy):
     def shared(self) -> bool:
         """Whether actor and critic have one trunk."""
         return self.critic_trunk is self.actor_trunk
-
-    def to_pixels(self, obs: Obs) -> Obs:
-        """Images of bytes as the encoders would make them."""
-        return {key: to_pixels(x) if key in self.image_keys else x for key, x in obs.items()}
 
     def first_state(self, envs: int) -> Tensor | None:
         """The state `[envs, S]` before an episode's first observation; None without a memory."""

@@ -73,22 +73,11 @@ class CNN(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """`[B, *shape]` uint8 to `[B, features]`."""
-        pixels = to_pixels(image)
+        pixels = image.float() * (1.0 / 255.0) if image.dtype == torch.uint8 else image
         if self.channels_last:
             pixels = pixels.movedim(-1, -3)
+        # With the channels last in memory the gradients of the convolutions take a third less time.
         return torch.relu(self.linear(self.convolutions(pixels.contiguous(memory_format=torch.channels_last))))
-
-
-def to_pixels(image: Tensor) -> Tensor:
-    """Bytes `[B, *shape]` as numbers from 0 to 1, and the channels last in memory; anything else as it is.
-
-    With the channels there the gradients of the convolutions take a third less time.
-    """
-    if image.dtype != torch.uint8:
-        return image
-    if not is_channels_last(tuple(image.shape[-3:])):
-        image = image.contiguous(memory_format=torch.channels_last)
-    return image.float() * (1.0 / 255.0)
 
 
 def is_image(shape: tuple[int, ...]) -> bool:

@@ -10,7 +10,7 @@ from proxima.algo.distributions import EpsilonGreedy
 from proxima.algo.normalize import ObsNormalizer
 from proxima.algo.policy import QPolicy
 from proxima.errors import UsageError
-from proxima.nets.encoders import MLP, init_layer, is_image, to_pixels
+from proxima.nets.encoders import MLP, init_layer, is_image
 from proxima.nets.spec import Spec
 from proxima.nets.trunk import Obs, Trunk, encoder_options
 from proxima.sections import NormalizeOptions, PolicyOptions
@@ -74,10 +74,6 @@ class QNetwork(QPolicy):
     def epsilon(self) -> Tensor:  # type: ignore[override]
         """[], how often it acts at random where it is given noise; to be changed in place."""
         return self.action_head.epsilon
-
-    def to_pixels(self, obs: Obs) -> Obs:
-        """Images of bytes as the encoders would make them."""
-        return {key: to_pixels(x) if key in self.image_keys else x for key, x in obs.items()}
 
     def first_state(self, envs: int) -> Tensor | None:
         """There is no memory."""

@@ -254,7 +254,7 @@ def test_the_target_network_values_an_image_once(double: bool, monkeypatch: pyte
     def checked_target_q(number: Tensor, next_obs: Any) -> Tensor:
         nonlocal asked
         found, asked = real_target_q(number, next_obs), asked + len(number)
-        torch.testing.assert_close(found, real_q(learner.target, policy.to_pixels(next_obs)), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found, real_q(learner.target, next_obs), rtol=1e-5, atol=1e-6)
         return found
 
     monkeypatch.setattr(learner, "_q", counting_q)
