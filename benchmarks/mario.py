@@ -1,6 +1,6 @@
 """How fast games on pixels are played and learned, against Stable-Baselines3 and the bare emulator, measured in turn.
 
-    python benchmarks/mario.py                      # about ten minutes on two cores; prints the tables of mario.md
+    python benchmarks/mario.py                      # about 20 minutes on two cores; prints the tables of mario.md
     python benchmarks/mario.py --only emulator
     python benchmarks/mario.py --curve runs/mario   # draws mario.png from the metrics of a run and its resumes
 
@@ -29,24 +29,33 @@ WORKS: dict[str, dict[str, Any]] = {
         "bar": 1.4,
         "sb3": {"algo": "PPO", "envs": 8, "args": {"n_steps": 128, "n_epochs": 4, "batch_size": 256}, "steps": 9216},
         "ours": {"num_envs": 8, "num_steps": 128, "update_epochs": 4, "minibatch_size": 256, "total": 9216},
+        "variants": {"Proxima in bf16": {"precision": "bf16"}},
     },
     "DQN, 1 env, a step every 4, minibatch 32": {
         "bar": 2.0,
-        "sb3": {
-            "algo": "DQN",
-            "envs": 1,
-            "args": {"train_freq": 4, "batch_size": 32, "buffer_size": 10_000, "learning_starts": 500},
-            "steps": 3000,
+        "sb3": {"algo": "DQN", "envs": 1, "args": {"train_freq": 4}, "steps": 3000},
+        "ours": {"algorithm": "DQN", "num_envs": 1, "total": 8000},
+        "variants": {
+            "Proxima in bf16": {"precision": "bf16"},
+            "Proxima's target network new at every step": {"target_update_every": 4},  # no value can be used again
         },
-        "ours": {"algorithm": "DQN", "num_envs": 1, "double_q": False, "total": 8000},
     },
-    "the same, 8 envs of ours": {
+    "DQN, 8 envs, two steps every 8, minibatch 32": {
         "bar": 2.0,
-        "sb3": None,
-        "ours": {"algorithm": "DQN", "num_envs": 8, "double_q": False, "total": 8000},
+        "sb3": {"algo": "DQN", "envs": 8, "args": {"train_freq": 1, "gradient_steps": 2}, "steps": 3000},
+        "ours": {"algorithm": "DQN", "num_envs": 8, "total": 8000},
+        "variants": {},
     },
 }
-DQN = {"train_freq": 4, "minibatch_size": 32, "buffer_size": 10_000, "learning_starts": 500, "iteration_steps": 1000}
+SB3_DQN = {"batch_size": 32, "buffer_size": 10_000, "learning_starts": 500}
+DQN = {
+    "train_freq": 4,
+    "minibatch_size": 32,
+    "buffer_size": 10_000,
+    "learning_starts": 500,
+    "iteration_steps": 1000,
+    "double_q": False,
+}
 SB3_SCRIPT = """
 import json, sys, time
 import torch
@@ -137,25 +146,27 @@ def emulate(what: str, processes: int) -> list[float]:
 def training(rounds: int) -> None:
     install_peer(VENV, PEER)
     print("| work | Proxima | SB3 | ratio, each round | bar |\n| --- | --- | --- | --- | --- |")
-    peers: list[float] = []
     for name, work in WORKS.items():
-        ours, ratios = [], []
-        if work["sb3"]:
-            peers = []
-        for i in range(rounds):
-            ours.append(run_proxima(work["ours"]))
-            if work["sb3"]:
-                peers.append(run_sb3(work["sb3"], threads=2))  # with one it is slower
-            ratios.append(ours[-1] / peers[i])
-        each = " ".join(f"{ratio:.2f}" for ratio in ratios)
-        print(
-            f"| {name} | {statistics.median(ours):,.0f} | {statistics.median(peers):,.0f} | "
-            f"**{statistics.median(ratios):.2f}** ({each}) | {work['bar']} |",
-            flush=True,
-        )
+        runs = {name: work["ours"]} | {f"... {how}": work["ours"] | more for how, more in work["variants"].items()}
+        ours: dict[str, list[float]] = {label: [] for label in runs}
+        peers = []
+        for _ in range(rounds):
+            for label, options in runs.items():
+                ours[label].append(run_proxima(options))
+            peers.append(run_sb3(work["sb3"], threads=2))  # with one it is slower
+        for label, speeds in ours.items():
+            ratios = [speed / peer for speed, peer in zip(speeds, peers, strict=True)]
+            each = " ".join(f"{ratio:.2f}" for ratio in ratios)
+            print(
+                f"| {label} | {statistics.median(speeds):,.0f} | {statistics.median(peers):,.0f} | "
+                f"**{statistics.median(ratios):.2f}** ({each}) | {work['bar'] if label == name else ''} |",
+                flush=True,
+            )
 
 
 def run_sb3(work: dict[str, Any], threads: int) -> float:
+    if work["algo"] == "DQN":
+        work = work | {"args": SB3_DQN | work["args"]}
     command = [str(VENV / "bin" / "python"), "-c", SB3_SCRIPT, json.dumps(work), str(threads)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return float(subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout)
@@ -163,7 +174,7 @@ def run_sb3(work: dict[str, Any], threads: int) -> float:
 
 def run_proxima(work: dict[str, Any]) -> float:
     options = {name: value for name, value in work.items() if name != "total"}
-    options |= DQN if "algorithm" in work else {}
+    options = DQN | options if "algorithm" in work else options
     options |= {"env": "proxima/PixelCatch-v0", "vec_env_mode": "sync", "cnn_features": 512, "hidden_sizes": "[]"}
     options |= {"compile": "on", "progress": False, "save_checkpoint": False, "total_timesteps": work["total"]}
     with tempfile.TemporaryDirectory() as folder:

@@ -96,6 +96,8 @@ class Epochs:
         options: dict[str, Any] | None = None
         if self._device.type == "cpu":
             options = {"cpp_wrapper": True, "cpp_wrapper_build_separate": self._build_apart}
+            # All but tensors is the same in every call: to look at it each time takes longer than a small step.
+            options["guard_filter_fn"] = torch.compiler.keep_tensor_guards_unsafe
         return torch.compile(function, fullgraph=True, dynamic=False, options=options)
 
     def _eager(
