@@ -97,12 +97,10 @@ class Learner:
         action, context = rollout.sequences(rollout.action), {}
         if rollout.state is not None:
             context = {"state": rollout.state.flatten(0, 1)[None], "start": rollout.sequences(rollout.start)}
-        with self._autocast():  # as in the update, or the first ratio would not be 1
-            parts = [
-                self._evaluate(take_obs(obs, places, part), take(action, part), take_all(context, part), len(action))
-                for part in chunks(obs, places, self.device)
-            ]
-        old_log_prob, value = (torch.cat(column, 1) for column in zip(*parts, strict=True))
+        if rollout.log_prob is not None and rollout.value is not None:
+            old_log_prob, value = rollout.sequences(rollout.log_prob), rollout.sequences(rollout.value)
+        else:
+            old_log_prob, value = self._evaluate(obs, places, action, context)
         batch = Batch(obs, places, action, old_log_prob, value, value, value, reward, context, rollout.weight())
         self._set_advantage(batch, rollout, value)
         return batch
@@ -145,10 +143,15 @@ class Learner:
         value = self.policy.critic(obs, **take_all(batch.context, part))
         return value.view(len(batch.action), -1)
 
-    def _evaluate(self, obs: Tensors, action: Tensor, context: Tensors, length: int) -> tuple[Tensor, Tensor]:
-        """Log-probability and value of some of the sequences, `[L, ...]`."""
-        distribution, value = self.policy(obs, **context)
-        return distribution.log_prob(action).view(length, -1), value.view(length, -1)
+    def _evaluate(self, obs: Tensors, places: Tensors, action: Tensor, context: Tensors) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and values `[L, Q]`, computed as in the update, or the first ratio would not be 1."""
+        log_probs, values = [], []
+        with self._autocast():
+            for part in chunks(obs, places, self.device):
+                distribution, value = self.policy(take_obs(obs, places, part), **take_all(context, part))
+                log_probs.append(distribution.log_prob(take(action, part)).view(len(action), -1))
+                values.append(value.view(len(action), -1))
+        return torch.cat(log_probs, 1), torch.cat(values, 1)
 
     # Update ----------------------------------------------------------------------------------------------------------
 

@@ -29,10 +29,12 @@ class Rollout:
         sequence_length: int = 1,
         state_size: int = 0,
         stacks: Mapping[str, int] | None = None,
+        judged: bool = False,
     ):
         """`obs` and `action` are examples `[N, ...]` that give shapes and dtypes; all but bytes is kept as float32.
 
-        `stacks` tells how many frames the keys that stack some have.
+        `stacks` tells how many frames the keys that stack some have; `judged`, whether log-probabilities and values
+        are known from acting.
         """
         self.num_steps, self.num_envs = num_steps, num_envs
         self.sequence_length = sequence_length
@@ -50,6 +52,10 @@ class Rollout:
         self.reward = torch.zeros(num_steps, num_envs, device=device)
         self.terminated = torch.zeros(num_steps, num_envs, dtype=torch.bool, device=device)
         self.truncated = torch.zeros(num_steps, num_envs, dtype=torch.bool, device=device)
+        self.log_prob = torch.zeros_like(self.reward) if judged else None
+        """`[T, N]`, of the actions, where it was computed when they were chosen."""
+        self.value = torch.zeros_like(self.reward) if judged else None
+        """`[T, N]`, of the observations, likewise."""
         self.state: Tensor | None = None
         """`[C, N, S]`, the policy's memory before the first step of every sequence; None where it has none."""
         self.last_state: Tensor | None = None

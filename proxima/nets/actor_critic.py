@@ -186,6 +186,16 @@ class ActorCritic(Policy):
             after = torch.cat((after, critic_after), -1)
         return action, self.action_head.to_env(action), after
 
+    @torch.no_grad()
+    def act_and_judge(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Raw actions and those of the env, as `act` gives them, their log-probabilities and the values `[B]`.
+
+        For a policy without a memory. With one trunk it costs hardly more than to act.
+        """
+        distribution, value = self(self.normalizer(obs))
+        action = distribution.sample(noise)
+        return action, self.action_head.to_env(action), distribution.log_prob(action), value
+
     def critic(self, obs: Obs, state: Tensor | None = None, start: Tensor | None = None) -> Tensor:
         """V `[B]` of normalised observations, without the actor."""
         return self._value(self.critic_trunk(obs, self._split(state)[1], start), obs)

@@ -112,11 +112,12 @@ class Collector:
         flat: FlatParameters | None = None,
         sequence_length: int = 1,
         holds_actions: bool = False,
+        judges: bool = False,
     ):
         """With the policy's parameters in `flat`, acting is compiled on its first use.
 
         The policy's memory is stored every `sequence_length` steps. Stacks of frames are stored whole where actions may
-        be held: between two decisions several frames pass.
+        be held: between two decisions several frames pass. One that `judges` also stores log-probabilities and values.
         """
         self.env, self.num_steps = env, num_steps
         self.generator = Generator(device).manual_seed(seed)
@@ -150,6 +151,7 @@ class Collector:
                 sequence_length=sequence_length,
                 state_size=policy.state_size,
                 stacks=stacks,
+                judged=judges,
             )
         except (MemoryError, RuntimeError) as error:
             raise UsageError(
@@ -164,7 +166,9 @@ class Collector:
         kept: list[Tensor | None] = [None] * num_steps
         if self.rollout.state is not None:
             kept[::sequence_length] = self.rollout.state.unbind()
-        self._rows = list(zip(*(x.unbind() for x in fields), obs_rows, kept, strict=False))
+        judged = [x.unbind() for x in (self.rollout.log_prob, self.rollout.value) if x is not None]
+        judged_rows = list(zip(*judged, strict=True)) or [()] * num_steps
+        self._rows = list(zip(*(x.unbind() for x in fields), obs_rows, kept, judged_rows, strict=False))
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -184,12 +188,12 @@ class Collector:
         rollout.begin(self._now)
         self._noise.normal_(generator=self.generator)
         try:
-            for t, (noise, action, reward, obs, kept) in enumerate(self._rows):
+            for t, (noise, action, reward, obs, kept, judged) in enumerate(self._rows):
                 if kept is not None:
                     kept.copy_(*self._state)
                 seen = tuple([self._now[key] for key in keys])
-                record = self._record or self._make_record(seen, noise, obs, action)
-                step = self.env.step(record(seen, noise, obs, action, self._state))
+                record = self._record or self._make_record(seen, noise, obs, action, judged)
+                step = self.env.step(record(seen, noise, obs, action, self._state, judged))
                 self._now = step.obs
                 reward.copy_(step.reward)
                 if step.duration is not None:
@@ -211,12 +215,12 @@ class Collector:
         self.global_step += rollout.size if rollout.duration is None else int(rollout.duration.sum())
         return rollout
 
-    def _make_record(self, seen: Rows, noise: Tensor, obs: Rows, action: Tensor) -> Record:
+    def _make_record(self, seen: Rows, noise: Tensor, obs: Rows, action: Tensor, judged: Rows) -> Record:
         """The actor, compiled if that is wanted and can be done."""
         self._record = self._actor
         if self._flat is not None:
             try:
-                self._record = compile_actor(self._actor, self._flat, seen, noise, obs, action, self._state)
+                self._record = compile_actor(self._actor, self._flat, seen, noise, obs, action, self._state, judged)
             except Exception as error:  # the compiler and the toolchain raise whatever they like
                 report_failure("policy", error)
                 self.no_toolchain = is_toolchain_failure(error)

@@ -45,6 +45,12 @@ class PPO(Algorithm):
             holds_actions=config.env.holds_actions,
             flat=self.learner.flat if setup.compiles_actor(config, device, decisions // env.num_envs) else None,
             sequence_length=config.sequence_length,
+            # What the convolutions saw need not be seen again; but a memory is to be unrolled as in the update, and
+            # reduced precision is to be that of the update, or the first ratio would not be 1.
+            judges=bool(self.policy.image_keys)
+            and self.policy.shared
+            and not self.policy.state_size
+            and config.optimizer.precision == "fp32",
         )
 
     def iterate(self) -> dict[str, float]:

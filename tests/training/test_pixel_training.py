@@ -11,6 +11,7 @@ from proxima.config import load_config
 from proxima.data.rollout import Rollout
 from proxima.evaluate.episodes import evaluate
 from proxima.nets import spec
+from proxima.training.ppo_iteration import PPO
 from proxima.training.trainer import Trainer
 
 CATCH: dict[str, Any] = {
@@ -70,6 +71,41 @@ def test_the_first_ratio_is_exactly_one_on_stacks() -> None:
     metrics = trainer.iterate()
     trainer.env.close()
     assert metrics["approx_kl"] == pytest.approx(0.0, abs=1e-12) and metrics["clip_fraction"] == 0.0
+
+
+@pytest.mark.parametrize("compiled", ["off", "on"])
+def test_what_was_judged_while_acting_is_what_the_learner_would_find(compiled: str) -> None:
+    options = {"num_steps": 24, "minibatch_size": 96, "max_episode_steps": 9, "compile": compiled}
+    trainer = Trainer(load_config(None, CATCH | options))
+    algorithm = trainer.algorithm
+    assert isinstance(algorithm, PPO)
+    algorithm.learner.give_up_compiling()  # acting alone is compiled
+    for _ in range(2):  # with weights that have changed once
+        rollout = algorithm.collector.collect()
+        judged = algorithm.learner.prepare(rollout)
+        kept, rollout.log_prob = rollout.log_prob, None
+        found = algorithm.learner.prepare(rollout)
+        rollout.log_prob = kept
+        assert kept is not None and float(kept.abs().min()) > 0.0 and float(judged.old_value.std()) > 0.0
+        for name in ("old_log_prob", "old_value", "advantage", "return_"):
+            torch.testing.assert_close(getattr(judged, name), getattr(found, name), rtol=1e-4, atol=1e-5)
+        algorithm.learner.update(judged, rollout)
+    trainer.env.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "judges"),
+    [
+        ({}, True),
+        ({"share_trunk": "off"}, False),
+        ({"memory": "gru", "memory_size": 8}, False),
+        ({"env": "CartPole-v1", "env_kwargs": {}}, False),
+    ],
+)
+def test_only_a_shared_trunk_of_images_judges_while_it_acts(options: dict[str, Any], judges: bool) -> None:
+    trainer = Trainer(load_config(None, CATCH | {"num_steps": 16, "minibatch_size": 8} | options))
+    trainer.env.close()
+    assert (trainer.collector.rollout.log_prob is not None) == judges
 
 
 def test_a_rollout_of_eight_envs_and_1024_steps_keeps_58_megabytes_of_frames() -> None:
