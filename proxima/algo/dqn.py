@@ -240,7 +240,9 @@ class DQNLearner:
         every = before.dqn.target_update_every
         if every != self.dqn.target_update_every:
             self._copies = self._copies * every // self.dqn.target_update_every
-        if self.values is not None and before.dqn.return_steps != self.dqn.return_steps:
+        changed = before.dqn.return_steps != self.dqn.return_steps
+        changed |= before.optimizer.precision != self.config.optimizer.precision
+        if self.values is not None and changed:
             self.values.forget()
 
 

@@ -1,6 +1,7 @@
 """Optimizer steps by the dozen: eager, as native code with the loop inside, or as a CUDA graph that is replayed."""
 
 from collections.abc import Callable
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -89,16 +90,12 @@ class Epochs:
         return self._native[function.__name__]
 
     def _compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        if not self._native:
-            # The cache is the function's, so learners of earlier runs in this process would fill it; what else the
-            # program has compiled is compiled again on its next call.
-            torch._dynamo.reset()
         options: dict[str, Any] | None = None
         if self._device.type == "cpu":
             options = {"cpp_wrapper": True, "cpp_wrapper_build_separate": self._build_apart}
-            # All but tensors is the same in every call: to look at it each time takes longer than a small step.
+            # All but tensors is the same in every call of this copy: to look at it takes longer than a small step.
             options["guard_filter_fn"] = torch.compiler.keep_tensor_guards_unsafe
-        return torch.compile(function, fullgraph=True, dynamic=False, options=options)
+        return torch.compile(_own_copy(function), fullgraph=True, dynamic=False, options=options)
 
     def _eager(
         self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, order: Tensor
@@ -149,3 +146,11 @@ class Epochs:
         if shapes not in self._graphs:  # it holds a copy of them, for every size of the minibatches
             self._graphs[shapes] = GraphedEpoch(self._compiled(self._step), num_metrics=self._num_metrics)
         return self._graphs[shapes](state, learning_rate, obs, data, order)
+
+
+def _own_copy(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The same method with code of its own: the compiler keeps what it made by the code, not by the object it is of."""
+    assert isinstance(method, MethodType)
+    function = method.__func__
+    copy = FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
+    return MethodType(copy, method.__self__)

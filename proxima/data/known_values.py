@@ -42,6 +42,7 @@ class KnownValues:
     def set_state(self, state: dict[str, Tensor]) -> None:
         """Put back what `get_state` gave, which may be of another size."""
         self.forget()
-        number, order = state["number"].sort()
-        newest = slice(max(0, len(number) - self._size), None)
-        self.put(number[newest], state["q"][order][newest])
+        number, q = state["number"], state["q"]
+        if len(number):
+            newest = number > number.max() - self._size  # no two of which have the same place
+            self.put(number[newest], q[newest])

@@ -61,6 +61,24 @@ def test_rows_in_any_order_are_taken_by_the_loop() -> None:
     torch.testing.assert_close((*eager, total), (*compiled, same))
 
 
+@pytest.mark.parametrize("count", [1, 4])
+def test_learners_beside_each_other_keep_to_their_own_code(count: int) -> None:
+    """Of the same shapes, and called in turn."""
+    order = torch.arange(3 * count).view(count, 3)
+
+    def other(*inputs: Any) -> tuple[AdamState, Tensor]:
+        after, metrics = step(*inputs)
+        return after._replace(param=after.param - 1.0), metrics
+
+    steps = (step, other)
+    eager = [run(Epochs(one, num_metrics=2, device=CPU, compiled=False), order)[0].param for one in steps]
+    learners = [Epochs(one, num_metrics=2, device=CPU, compiled=True, take=take, always_take=False) for one in steps]
+    for _ in range(2):
+        for learner, expected in zip(learners, eager, strict=True):
+            torch.testing.assert_close(run(learner, order)[0].param, expected)
+    assert all(learner.compiled for learner in learners), "the compiler did not work"
+
+
 def test_minibatches_of_two_sizes_share_the_tensors_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
 

@@ -37,7 +37,7 @@ def test_nothing_is_known_of_a_network_that_changed() -> None:
 
 def test_the_state_fits_other_sizes() -> None:
     state = known(8, 3, 4, 10, 9).get_state()  # 10 and 9 in the places of 2 and 1
-    for size, lost in ((8, []), (100, []), (2, [3, 4])):
+    for size, lost in ((8, []), (100, []), (3, [3, 4]), (2, [3, 4])):
         values = known(size, 0)
         values.set_state({name: x.clone() for name, x in state.items()})
         number = torch.tensor([0, 3, 4, 9, 10])
