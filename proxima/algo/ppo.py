@@ -86,7 +86,7 @@ class Learner:
 
     @torch.no_grad()
     def prepare(self, rollout: Rollout) -> Batch:
-        """Scale the rewards, evaluate the behaviour policy on the rollout unless that was done, and estimate advantages."""
+        """Scale the rewards, evaluate the behaviour policy unless acting did, and estimate advantages."""
         reward = rollout.reward
         if self.config.normalize.normalize_reward:
             reward = self.reward_normalizer(reward, ended=rollout.ended, discount=self._discount(rollout))

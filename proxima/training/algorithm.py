@@ -7,6 +7,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from proxima.algo.schedules import scheduled
 from proxima.config import Config
 from proxima.envs.base import VecEnv
 from proxima.nets.make import Agent
@@ -53,7 +54,16 @@ class Algorithm(ABC):
 
     def changed_by_resume(self, progress: float) -> list[str]:
         """What to say about schedules that go back where a run is longer now; asked before anything is learned."""
-        return []
+        optimizer, before = self.config.optimizer, float(self.learner.learning_rate)
+        if optimizer.lr_schedule not in ("linear", "cosine"):
+            return []
+        now = scheduled(optimizer.lr_schedule, optimizer.learning_rate, progress)
+        if now <= before * (1.0 + 1e-6):
+            return []
+        return [
+            f"The learning rate goes from {before:.3g} to {now:.3g}: it is {optimizer.lr_schedule} over "
+            f"total_timesteps. Give --learning-rate {before * optimizer.learning_rate / now:.3g} to go on where it was."
+        ]
 
     def get_state(self) -> tuple[Files, dict[str, Any]]:
         """Files of their own, and what goes into the training state, copied."""

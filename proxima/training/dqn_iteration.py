@@ -75,13 +75,14 @@ class DQN(Algorithm):
         return self.learner.metrics() | {"replay_size": self.replay.size}
 
     def changed_by_resume(self, progress: float) -> list[str]:
-        """Where a run goes on for longer than it was planned for, its exploration goes back."""
-        before, now = self.learner.epsilon, self.learner.epsilon_at(progress)
+        """Where a run goes on for longer than it was planned for, its exploration goes back as well."""
+        told, before, now = super().changed_by_resume(progress), self.learner.epsilon, self.learner.epsilon_at(progress)
         if now <= before + 1e-6:
-            return []
+            return told
         return [
+            *told,
             f"The share of random actions goes from {before:.3g} back to {now:.3g}: it falls over exploration_fraction "
-            "of total_timesteps, which are more now. Give --exploration-start the value it had reached to go on there."
+            "of total_timesteps, which are more now. Give --exploration-start the value it had reached to go on there.",
         ]
 
     def get_state(self) -> tuple[Files, dict[str, Any]]:

@@ -236,6 +236,24 @@ def test_a_signal_before_the_first_iteration_is_over_saves_the_start(tmp_path: P
     assert checkpoint.read_metadata(checkpoint.find(tmp_path / "runs" / "cut"))["iteration"] == 0
 
 
+@pytest.mark.parametrize(("schedule", "told"), [("linear", True), ("cosine", True), ("constant", False)])
+def test_a_longer_resume_says_that_the_learning_rate_goes_back(schedule: str, told: bool) -> None:
+    options = SMALL | {"env": "InvertedPendulum-v5", "learning_rate": 1e-3, "lr_schedule": schedule}
+    run = train(**options, total_timesteps=512)
+    notices = {}
+    for total, rate in ((1024, 1e-3), (600, 1e-3), (1024, 5e-4)):
+        changed = {"total_timesteps": total, "learning_rate": rate}
+        trainer = Trainer(load_config(None, options | changed))
+        trainer.restore(run.checkpoint)
+        trainer.env.close()
+        notices[total, rate] = [notice for notice in trainer.notices if "learning rate goes" in notice]
+    assert bool(notices[1024, 1e-3]) == told
+    if schedule == "linear":  # 0.25e-3 in the last of four iterations, half of the new run is over
+        (notice,) = notices[1024, 1e-3]
+        assert "from 0.00025 to 0.0005" in notice and "--learning-rate 0.0005 " in notice
+        assert not notices[600, 1e-3] and not notices[1024, 5e-4]
+
+
 def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     options = SMALL | {"env": "Hopper-v5", "num_steps": 100_000}
     process = start("train", "--name", "cut", "--total-timesteps", "10M", *flags(options))
