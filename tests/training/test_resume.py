@@ -1,13 +1,7 @@
-"""A run that is killed and resumed ends with the same bits as one that never stopped."""
+"""What a resume goes on with, what it may change, and what it says."""
 
-import json
-import multiprocessing
 import os
-import random
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,223 +11,18 @@ import yaml
 
 from proxima import checkpoint, train
 from proxima.config import load_config
-from proxima.envs.mario.rom import find_rom
 from proxima.errors import ProximaError, UsageError
-from proxima.track.tracker import Tracker
 from proxima.training.trainer import Trainer
 from tests import probes
 from tests.envs import toy_envs  # noqa: F401 - registers them
+from tests.training.runs import FILES, SMALL, TIMES, metrics
 
-SMALL = {
-    "num_envs": 4,
-    "num_threads": 1,  # tests run side by side
-    "num_steps": 32,
-    "minibatch_size": 32,
-    "update_epochs": 2,
-    "lr_schedule": "linear",
-    "tensorboard": False,
-    "progress": False,
-    "compile": "off",
-}
-TIMES = {
-    "wall_time",
-    "steps_per_second",
-    "decisions_per_second",
-    "collect_seconds",
-    "advantage_seconds",
-    "store_seconds",
-    "update_seconds",
-}
-# A process that trains as the command does, with the test's own envs registered.
-SCRIPT = "import sys; from tests import probes; probes.register(); from proxima.cli import main; sys.exit(main())"
-ROOT = Path(__file__).parents[2]
-FILES = ("agent.pt", "optimizer.pt", "training_state.pt")
 METADATA = {"config": {}, "spec": {}, "iteration": 0, "global_step": 0, "lineage": []}
-MEMORY = {"memory": "gru", "memory_size": 8, "hidden_sizes": [8], "bptt_length": 8, "minibatch_size": 4}
-DQN = {
-    "algorithm": "DQN",
-    "save_replay": True,
-    "iteration_steps": 128,
-    "buffer_size": 600,  # so that it is full, and written over, when the run is killed
-    "learning_starts": 100,
-    "target_update_every": 300,
-    "return_steps": 3,
-}
-CATCH = {"env": "proxima/PixelCatch-v0", "env_kwargs": "{image_size: 16, drops: 1}", "cnn_features": 8}
-GAME = {"env_kwargs": "{image_size: 24}", "cnn_features": 8, "num_steps": 8, "minibatch_size": 16}
-CASES: dict[str, dict[str, Any]] = {
-    "batch": {"env": "Hopper-v5"},
-    "batch, contact forces": {"env": "Ant-v5"},
-    "compiled": {"env": "Hopper-v5", "compile": "on"},
-    "sync": {"env": "Hopper-v5", "vec_env_mode": "sync"},
-    "async": {"env": "HalfCheetah-v5", "vec_env_mode": "async"},
-    "replayed": {"env": "LunarLander-v3"},
-    "cnn": {"env": "ProbePixels-v0"},
-    "stacked frames, async": {**CATCH, "vec_env_mode": "async"},
-    "mario": {"env": "proxima/SuperMarioBros-1-1-v0", **GAME},
-    "atari": {"env": "ALE/Pong-v5", **GAME, "vec_env_mode": "sync"},
-    "dqn": {"env": "CartPole-v1", **DQN},
-    "dqn, compiled": {"env": "CartPole-v1", **DQN, "compile": "on"},
-    "dqn, stacked frames, async": {**CATCH, **DQN, "max_episode_steps": 9, "vec_env_mode": "async"},
-    "dqn, held": {"env": "CartPole-v1", **DQN, "action_hold_seconds": 0.06, "total_timesteps": 128 * 50},
-    "dict": {"env": "ProbeTwoKeys-v0"},
-    "held, annealed": {
-        "env": "Hopper-v5",
-        "action_hold_start_seconds": 0.08,
-        "action_hold_end_seconds": 0.01,
-        "total_timesteps": 128 * 60,
-    },
-    "held, annealed, async": {
-        "env": "HalfCheetah-v5",
-        "vec_env_mode": "async",
-        "action_hold_start_seconds": 0.3,
-        "action_hold_end_seconds": 0.05,
-        "action_hold_fraction": 0.8,
-        "total_timesteps": 128 * 50,
-    },
-    "held at random": {"env": "Walker2d-v5", "action_hold_random": "0.008 0.05"},
-    "held at random, sync": {"env": "Hopper-v5", "vec_env_mode": "sync", "action_hold_random": "0.008 0.05"},
-    "memory, batch": {"env": "Hopper-v5", **MEMORY},
-    "memory, padded, sync": {"env": "CartPole-v1", **MEMORY, "memory": "lstm", "bptt_length": 5, "num_steps": 33},
-    "memory, async": {"env": "Hopper-v5", **MEMORY, "vec_env_mode": "async", "share_trunk": "off"},
-    "memory, compiled": {"env": "Hopper-v5", **MEMORY, "bptt_length": 2, "num_steps": 32, "compile": "on"},
-    "memory, held": {"env": "Hopper-v5", **MEMORY, "action_hold_seconds": 0.03},
-    "memory, tensors": {"env": "proxima/SyntheticQuadruped-v0", **MEMORY},
-    "all normalised, adaptive": {"env": "Walker2d-v5", "lr_schedule": "adaptive", "recompute_advantage": True},
-}
 
 
 @pytest.fixture(autouse=True)
 def probe_envs() -> None:
     probes.register()
-
-
-def flags(options: dict[str, Any]) -> list[str]:
-    return [part for name, value in options.items() for part in (f"--{name}", str(value))]
-
-
-def start(*arguments: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-
-
-def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
-
-
-def same(one: Any, two: Any) -> bool:
-    """Equality of states, bit for bit."""
-    if isinstance(one, torch.Tensor):
-        return one.dtype == two.dtype and torch.equal(one, two)
-    if isinstance(one, dict):
-        return one.keys() == two.keys() and all(same(one[key], two[key]) for key in one)
-    if isinstance(one, list):
-        return len(one) == len(two) and all(same(a, b) for a, b in zip(one, two, strict=True))
-    return bool(one == two)
-
-
-def assert_same_end(one: Path, two: Path) -> None:
-    names = {path.name for path in one.glob("*.pt")}
-    assert names == {path.name for path in two.glob("*.pt")} and names >= set(FILES)
-    for name in names:
-        assert same(checkpoint.read(one, name), checkpoint.read(two, name)), f"{name} differs"
-
-
-def wait_for_checkpoint(folder: Path, process: subprocess.Popen[str], count: int = 1) -> None:
-    deadline = time.monotonic() + 240
-    while len(list(folder.glob("*/cut-*/metadata.yaml"))) < count:
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline, "no checkpoint came"
-        time.sleep(0.01)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_killed_in_mid_iteration_and_resumed_equals_uninterrupted(
-    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    if case == "mario" and find_rom() is None:
-        pytest.skip("the game file of Super Mario Bros. is not on this machine")
-    options = SMALL | CASES[case]
-    options = (
-        {"total_timesteps": options["num_envs"] * options["num_steps"] * 20}
-        | CASES[case]
-        | {name: value for name, value in options.items() if name != "total_timesteps"}
-    )
-    whole = train(name="whole", **options)
-    assert "not compiled" not in caplog.text
-    process = start("train", "--name", "cut", "--checkpoint-freq", "1", *flags(options))
-    wait_for_checkpoint(tmp_path / "runs" / "cut", process)
-    process.kill()
-    process.communicate()
-    (cut,) = (tmp_path / "runs" / "cut").iterdir()
-    done = checkpoint.read_metadata(checkpoint.find(cut))["iteration"]
-    assert done < 20, "the process had already finished: it was not killed in the middle"
-    resumed = train(resume_from=cut)
-    assert_same_end(whole.checkpoint, resumed.checkpoint)
-    assert metrics(whole.run_dir)[done:] == metrics(resumed.run_dir)
-
-
-def test_killed_at_twenty_random_moments(tmp_path: Path) -> None:
-    options = SMALL | {"env": "Hopper-v5", "total_timesteps": 128 * 300}
-    whole = train(name="whole", **options)
-    moments, fork = random.Random(0), multiprocessing.get_context("fork")  # forked: no time is lost in imports
-    options |= {"name": "cut", "auto_resume": True}
-    enough = 0.0  # seconds to the first checkpoint, however busy the machine is
-    for number in range(20):  # anywhere: in the restore, in a rollout, in an update, in a save
-        process = fork.Process(target=train, kwargs=options | {"checkpoint_freq": 1})
-        started = time.monotonic()
-        process.start()
-        if number == 0:
-            while not list((tmp_path / "runs" / "cut").glob("*/cut-*/metadata.yaml")):
-                time.sleep(0.01)
-            enough = time.monotonic() - started
-        else:
-            time.sleep(moments.uniform(0.0, 2.5 * enough))
-        assert process.is_alive(), "the run was over before it could be killed: make it longer"
-        process.kill()
-        process.join()
-    last = train(**options)
-    assert last.global_step == 128 * 300
-    assert_same_end(whole.checkpoint, last.checkpoint)
-    assert len(checkpoint.read_metadata(last.checkpoint)["lineage"]) > 3
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("mode", ["batch", "async"])
-def test_a_signal_saves_the_last_boundary_and_says_how_to_go_on(
-    number: signal.Signals, code: int, mode: str, tmp_path: Path
-) -> None:
-    options = SMALL | {"env": "Hopper-v5", "vec_env_mode": mode}
-    process = start("train", "--name", "cut", "--total-timesteps", "1M", "--checkpoint-freq", "128", *flags(options))
-    wait_for_checkpoint(tmp_path / "runs" / "cut", process)
-    time.sleep(0.2)
-    process.send_signal(number)
-    _, error = process.communicate(timeout=30)
-    (run,) = (tmp_path / "runs" / "cut").iterdir()
-    assert process.returncode == code, error
-    assert f"stopped by {number.name}" in error and f"proxima resume {run.relative_to(tmp_path)}" in error
-    rows = metrics(run)
-    assert checkpoint.read_metadata(checkpoint.find(run))["iteration"] == rows[-1]["iteration"]
-    resumed = train(resume_from=run, total_timesteps=rows[-1]["global_step"] + 256)
-    assert metrics(resumed.run_dir)[0]["iteration"] == rows[-1]["iteration"] + 1
-
-
-def test_a_signal_before_the_first_iteration_is_over_saves_the_start(tmp_path: Path) -> None:
-    options = SMALL | {"env": "Hopper-v5", "num_steps": 100_000}
-    process = start("train", "--name", "cut", "--total-timesteps", "10M", *flags(options))
-    while not list((tmp_path / "runs").glob("cut/*/metrics.jsonl")):
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
-    assert process.returncode == 143
-    assert checkpoint.read_metadata(checkpoint.find(tmp_path / "runs" / "cut"))["iteration"] == 0
 
 
 @pytest.mark.parametrize(("schedule", "told"), [("linear", True), ("cosine", True), ("constant", False)])
@@ -252,69 +41,6 @@ def test_a_longer_resume_says_that_the_learning_rate_goes_back(schedule: str, to
         (notice,) = notices[1024, 1e-3]
         assert "from 0.00025 to 0.0005" in notice and "--learning-rate 0.0005 " in notice
         assert not notices[600, 1e-3] and not notices[1024, 5e-4]
-
-
-def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
-    options = SMALL | {"env": "Hopper-v5", "num_steps": 100_000}
-    process = start("train", "--name", "cut", "--total-timesteps", "10M", *flags(options))
-    while not list((tmp_path / "runs").glob("cut/*/metrics.jsonl")):
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
-    assert process.returncode == 143
-
-
-def test_a_signal_while_the_run_starts_saves_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = Trainer(load_config(None, SMALL | {"env": "InvertedPendulum-v5", "total_timesteps": 128}))
-    real = Tracker.__init__
-
-    def signalled(*args: Any, **kwargs: Any) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        real(*args, **kwargs)
-
-    monkeypatch.setattr(Tracker, "__init__", signalled)
-    with pytest.raises(ProximaError, match="stopped by SIGTERM; iteration 0 is saved") as stop:
-        trainer.run()
-    assert stop.value.exit_code == 143
-
-
-@pytest.mark.parametrize("where", ["save", "tracker", "env"])
-def test_a_signal_at_the_very_end_loses_nothing(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the last save, and while the tracker and the envs are being closed."""
-    trainer = Trainer(load_config(None, SMALL | {"env": "InvertedPendulum-v5", "total_timesteps": 128}))
-
-    def signalled(function: Any) -> Any:
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            os.kill(os.getpid(), signal.SIGTERM)
-            return function(*args, **kwargs)
-
-        return wrapped
-
-    owner = {"save": checkpoint, "tracker": Tracker, "env": trainer.env}[where]
-    name = "save" if where == "save" else "close"
-    monkeypatch.setattr(owner, name, signalled(getattr(owner, name)))
-    if where == "save":
-        with pytest.raises(ProximaError, match="stopped by SIGTERM; iteration 1 is saved"):
-            trainer.run()
-    else:
-        trainer.run()
-    assert checkpoint.read_metadata(checkpoint.find(trainer.run_dir))["iteration"] == 1
-
-
-def test_any_error_leaves_the_last_boundary_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = Trainer(load_config(None, SMALL | {"env": "InvertedPendulum-v5", "total_timesteps": 12_800}))
-    good, calls = trainer.algorithm.learner.update, iter(range(100))
-
-    def update(*args: Any) -> Any:
-        if next(calls) == 3:
-            raise RuntimeError("out of memory, say")
-        return good(*args)
-
-    monkeypatch.setattr(trainer.algorithm.learner, "update", update)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        trainer.run()
-    assert checkpoint.read_metadata(checkpoint.find(trainer.run_dir))["iteration"] == 3
 
 
 def test_a_worker_that_dies_between_rollouts_costs_an_episode_not_the_run(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,66 @@
+"""Small runs, in processes of their own where they are to be killed."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+SMALL = {
+    "num_envs": 4,
+    "num_threads": 1,  # tests run side by side
+    "num_steps": 32,
+    "minibatch_size": 32,
+    "update_epochs": 2,
+    "lr_schedule": "linear",
+    "tensorboard": False,
+    "progress": False,
+    "compile": "off",
+}
+TIMES = {
+    "wall_time",
+    "steps_per_second",
+    "decisions_per_second",
+    "collect_seconds",
+    "advantage_seconds",
+    "store_seconds",
+    "update_seconds",
+}
+FILES = ("agent.pt", "optimizer.pt", "training_state.pt")
+# A process that trains as the command does, with the test's own envs registered.
+SCRIPT = "import sys; from tests import probes; probes.register(); from proxima.cli import main; sys.exit(main())"
+ROOT = Path(__file__).parents[2]
+
+
+def flags(options: dict[str, Any]) -> list[str]:
+    """The options of a command."""
+    return [part for name, value in options.items() for part in (f"--{name}", str(value))]
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """A process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """The rows of a run, without what depends on the clock."""
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
+
+
+def wait_for_checkpoint(folder: Path, process: subprocess.Popen[str], count: int = 1) -> None:
+    """Until the run has so many."""
+    deadline = time.monotonic() + 240
+    while len(list(folder.glob("*/cut-*/metadata.yaml"))) < count:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, "no checkpoint came"
+        time.sleep(0.01)

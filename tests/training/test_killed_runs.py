@@ -1,0 +1,142 @@
+"""A run that is killed and resumed ends with the same bits as one that never stopped."""
+
+import multiprocessing
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from proxima import checkpoint, train
+from proxima.envs.mario.rom import find_rom
+from tests import probes
+from tests.training.runs import FILES, SMALL, flags, metrics, start, wait_for_checkpoint
+
+MEMORY = {"memory": "gru", "memory_size": 8, "hidden_sizes": [8], "bptt_length": 8, "minibatch_size": 4}
+DQN = {
+    "algorithm": "DQN",
+    "save_replay": True,
+    "iteration_steps": 128,
+    "buffer_size": 600,  # so that it is full, and written over, when the run is killed
+    "learning_starts": 100,
+    "target_update_every": 300,
+    "return_steps": 3,
+}
+CATCH = {"env": "proxima/PixelCatch-v0", "env_kwargs": "{image_size: 16, drops: 1}", "cnn_features": 8}
+GAME = {"env_kwargs": "{image_size: 24}", "cnn_features": 8, "num_steps": 8, "minibatch_size": 16}
+CASES: dict[str, dict[str, Any]] = {
+    "batch": {"env": "Hopper-v5"},
+    "batch, contact forces": {"env": "Ant-v5"},
+    "compiled": {"env": "Hopper-v5", "compile": "on"},
+    "sync": {"env": "Hopper-v5", "vec_env_mode": "sync"},
+    "async": {"env": "HalfCheetah-v5", "vec_env_mode": "async"},
+    "replayed": {"env": "LunarLander-v3"},
+    "cnn": {"env": "ProbePixels-v0"},
+    "stacked frames, async": {**CATCH, "vec_env_mode": "async"},
+    "mario": {"env": "proxima/SuperMarioBros-1-1-v0", **GAME},
+    "atari": {"env": "ALE/Pong-v5", **GAME, "vec_env_mode": "sync"},
+    "dqn": {"env": "CartPole-v1", **DQN},
+    "dqn, compiled": {"env": "CartPole-v1", **DQN, "compile": "on"},
+    "dqn, stacked frames, async": {**CATCH, **DQN, "max_episode_steps": 9, "vec_env_mode": "async"},
+    "dqn, held": {"env": "CartPole-v1", **DQN, "action_hold_seconds": 0.06, "total_timesteps": 128 * 50},
+    "dict": {"env": "ProbeTwoKeys-v0"},
+    "held, annealed": {
+        "env": "Hopper-v5",
+        "action_hold_start_seconds": 0.08,
+        "action_hold_end_seconds": 0.01,
+        "total_timesteps": 128 * 60,
+    },
+    "held, annealed, async": {
+        "env": "HalfCheetah-v5",
+        "vec_env_mode": "async",
+        "action_hold_start_seconds": 0.3,
+        "action_hold_end_seconds": 0.05,
+        "action_hold_fraction": 0.8,
+        "total_timesteps": 128 * 50,
+    },
+    "held at random": {"env": "Walker2d-v5", "action_hold_random": "0.008 0.05"},
+    "held at random, sync": {"env": "Hopper-v5", "vec_env_mode": "sync", "action_hold_random": "0.008 0.05"},
+    "memory, batch": {"env": "Hopper-v5", **MEMORY},
+    "memory, padded, sync": {"env": "CartPole-v1", **MEMORY, "memory": "lstm", "bptt_length": 5, "num_steps": 33},
+    "memory, async": {"env": "Hopper-v5", **MEMORY, "vec_env_mode": "async", "share_trunk": "off"},
+    "memory, compiled": {"env": "Hopper-v5", **MEMORY, "bptt_length": 2, "num_steps": 32, "compile": "on"},
+    "memory, held": {"env": "Hopper-v5", **MEMORY, "action_hold_seconds": 0.03},
+    "memory, tensors": {"env": "proxima/SyntheticQuadruped-v0", **MEMORY},
+    "all normalised, adaptive": {"env": "Walker2d-v5", "lr_schedule": "adaptive", "recompute_advantage": True},
+}
+
+
+@pytest.fixture(autouse=True)
+def probe_envs() -> None:
+    probes.register()
+
+
+def same(one: Any, two: Any) -> bool:
+    """Equality of states, bit for bit."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == two.dtype and torch.equal(one, two)
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(same(one[key], two[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(two) and all(same(a, b) for a, b in zip(one, two, strict=True))
+    return bool(one == two)
+
+
+def assert_same_end(one: Path, two: Path) -> None:
+    names = {path.name for path in one.glob("*.pt")}
+    assert names == {path.name for path in two.glob("*.pt")} and names >= set(FILES)
+    for name in names:
+        assert same(checkpoint.read(one, name), checkpoint.read(two, name)), f"{name} differs"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_killed_in_mid_iteration_and_resumed_equals_uninterrupted(
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if case == "mario" and find_rom() is None:
+        pytest.skip("the game file of Super Mario Bros. is not on this machine")
+    options = SMALL | CASES[case]
+    options = (
+        {"total_timesteps": options["num_envs"] * options["num_steps"] * 20}
+        | CASES[case]
+        | {name: value for name, value in options.items() if name != "total_timesteps"}
+    )
+    whole = train(name="whole", **options)
+    assert "not compiled" not in caplog.text
+    process = start("train", "--name", "cut", "--checkpoint-freq", "1", *flags(options))
+    wait_for_checkpoint(tmp_path / "runs" / "cut", process)
+    process.kill()
+    process.communicate()
+    (cut,) = (tmp_path / "runs" / "cut").iterdir()
+    done = checkpoint.read_metadata(checkpoint.find(cut))["iteration"]
+    assert done < 20, "the process had already finished: it was not killed in the middle"
+    resumed = train(resume_from=cut)
+    assert_same_end(whole.checkpoint, resumed.checkpoint)
+    assert metrics(whole.run_dir)[done:] == metrics(resumed.run_dir)
+
+
+def test_killed_at_twenty_random_moments(tmp_path: Path) -> None:
+    options = SMALL | {"env": "Hopper-v5", "total_timesteps": 128 * 300}
+    whole = train(name="whole", **options)
+    moments, fork = random.Random(0), multiprocessing.get_context("fork")  # forked: no time is lost in imports
+    options |= {"name": "cut", "auto_resume": True}
+    enough = 0.0  # seconds to the first checkpoint, however busy the machine is
+    for number in range(20):  # anywhere: in the restore, in a rollout, in an update, in a save
+        process = fork.Process(target=train, kwargs=options | {"checkpoint_freq": 1})
+        started = time.monotonic()
+        process.start()
+        if number == 0:
+            while not list((tmp_path / "runs" / "cut").glob("*/cut-*/metadata.yaml")):
+                time.sleep(0.01)
+            enough = time.monotonic() - started
+        else:
+            time.sleep(moments.uniform(0.0, 2.5 * enough))
+        assert process.is_alive(), "the run was over before it could be killed: make it longer"
+        process.kill()
+        process.join()
+    last = train(**options)
+    assert last.global_step == 128 * 300
+    assert_same_end(whole.checkpoint, last.checkpoint)
+    assert len(checkpoint.read_metadata(last.checkpoint)["lineage"]) > 3
