@@ -179,7 +179,8 @@ class DQNLearner:
 
     def _take(self, obs: Tensors, data: Tensors, index: Tensor) -> tuple[Tensors, Tensors]:
         """The rows of `index` alone, which follow each other."""
-        rows = slice(int(index[0]), int(index[0]) + len(index))
+        first = int(index[0])
+        rows = slice(first, first + len(index))
         return {key: x[rows] for key, x in obs.items()}, {name: x[rows] for name, x in data.items()}
 
     def _step(

@@ -152,5 +152,6 @@ def _own_copy(method: Callable[..., Any]) -> Callable[..., Any]:
     """The same method with code of its own: the compiler keeps what it made by the code, not by the object it is of."""
     assert isinstance(method, MethodType)
     function = method.__func__
-    copy = FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
+    code, defaults = function.__code__.replace(), function.__defaults__
+    copy = FunctionType(code, function.__globals__, function.__name__, defaults, function.__closure__)
     return MethodType(copy, method.__self__)

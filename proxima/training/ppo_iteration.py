@@ -60,7 +60,7 @@ class PPO(Algorithm):
             self.learner.give_up_compiling()
         batch = self.timed("advantage", self.learner.prepare, rollout)
         metrics = self.timed("update", self.learner.update, batch, rollout)
-        # After the update, so that the first probability ratio of the next one is exactly 1.
+        # After the update, so that the first probability ratio of the next one is 1.
         self.timed("update", self.policy.normalizer.update, rollout.step_obs())
         return metrics
 

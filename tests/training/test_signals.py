@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -47,15 +49,24 @@ def test_a_signal_before_the_first_iteration_is_over_saves_the_start(tmp_path: P
     assert checkpoint.read_metadata(checkpoint.find(tmp_path / "runs" / "cut"))["iteration"] == 0
 
 
-def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
-    options = SMALL | {"env": "Hopper-v5", "num_steps": 100_000}
-    process = start("train", "--name", "cut", "--total-timesteps", "10M", *flags(options))
-    while not list((tmp_path / "runs").glob("cut/*/metrics.jsonl")):
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
-    assert process.returncode == 143
+def test_the_first_signal_waits_to_be_heard_and_a_second_one_does_not() -> None:
+    script = """
+import os, signal, sys
+from proxima.training.signals import Interrupted, StopSignals
+def kill():
+    os.kill(os.getpid(), signal.SIGTERM)
+with StopSignals() as signals:
+    kill()
+    print("deferred")
+    try:
+        signals.hear()
+    except Interrupted as stop:
+        print(stop.name, flush=True)
+        kill()
+    print("still here")
+"""
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (process.returncode, process.stdout.split()) == (143, ["deferred", "SIGTERM"])
 
 
 def test_a_signal_while_the_run_starts_saves_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
