@@ -9,14 +9,15 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "proxima"
 # What each room may import of ours, besides itself.
-FOUNDATION = {"errors", "options", "sections", "config", "machine", "compiling"}
+FOUNDATION = {"errors", "yaml_files", "options", "sections", "config", "machine", "compiling"}
 ALLOWED = {
     "errors": set(),
     "machine": set(),
+    "yaml_files": {"errors"},
     "compiling": set(),
-    "options": {"errors"},
+    "options": {"errors", "yaml_files"},
     "sections": {"options"},
-    "config": {"errors", "options", "sections"},
+    "config": {"errors", "options", "sections", "yaml_files"},
     "data": FOUNDATION,
     "algo": FOUNDATION | {"data"},
     "nets": FOUNDATION | {"algo"},

@@ -1,0 +1,72 @@
+"""YAML that may come from anywhere: read with limits on size, depth and expansion, so that no file can hang a command.
+
+PyYAML's safe loader executes nothing, but it recurses as deep as the text nests, and merges of aliases grow
+exponentially ("billion laughs").
+"""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from proxima.errors import UsageError
+
+MAX_BYTES = 4 * 2**20
+MAX_DEPTH = 50
+MAX_NODES = 200_000
+"""Values of a document, those behind an alias counted each time."""
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def read_yaml(path: Path, *, what: str) -> Any:
+    """The content of a YAML file; a UsageError that begins with `what` and the path where it cannot be had."""
+    try:
+        if path.exists() and not path.is_file():  # a FIFO would wait for ever
+            raise UsageError(f"{what} {path} is not a regular file.")
+        if (size := path.stat().st_size) > MAX_BYTES:
+            raise UsageError(f"{what} {path} has {size:,} bytes, and at most {MAX_BYTES:,} are read.")
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{what} {path} is not UTF-8 text: {error.reason} at byte {error.start}.") from None
+    except OSError as error:
+        raise UsageError(f"{what} {path} cannot be read: {error.strerror or error}.") from None
+    except ValueError as error:  # a NUL in the path
+        raise UsageError(f"{what} {str(path)!r} cannot be read: {error}.") from None
+    return parse_yaml(text, source=f"{what} {path}")
+
+
+def parse_yaml(text: str, *, source: str) -> Any:
+    """The content of a YAML text; a UsageError that begins with `source` where it is not valid or too large."""
+    if len(text) > MAX_BYTES:
+        raise UsageError(f"{source} has {len(text):,} characters, and at most {MAX_BYTES:,} are read.")
+    try:
+        _check_limits(text, source)
+        return yaml.load(text, Loader=_LOADER)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "cannot be parsed"
+        raise UsageError(f"{source} is not valid YAML{where}: {problem}.") from None
+    except (ValueError, OverflowError) as error:  # a date that does not exist, a number of 5,000 digits
+        raise UsageError(f"{source} has a value that cannot be read: {error}.") from None
+
+
+def _check_limits(text: str, source: str) -> None:
+    """Walk over the parser's events, which neither nest nor expand anything."""
+    nodes, sizes = 0, {}
+    open_nodes: list[tuple[str | None, int]] = []  # anchor of each open collection, and the count at its start
+    for event in yaml.parse(text, Loader=_LOADER):
+        if isinstance(event, yaml.AliasEvent):
+            nodes += sizes.get(event.anchor, 1)
+        elif isinstance(event, yaml.CollectionStartEvent):
+            open_nodes.append((event.anchor, nodes))
+            nodes += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = open_nodes.pop()
+            sizes[anchor] = nodes - before
+        elif isinstance(event, yaml.ScalarEvent):
+            nodes += 1
+        if len(open_nodes) > MAX_DEPTH:
+            raise UsageError(f"{source} nests deeper than {MAX_DEPTH} levels.")
+        if nodes > MAX_NODES:
+            raise UsageError(f"{source} has more than {MAX_NODES:,} values.")
