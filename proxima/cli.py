@@ -1,11 +1,16 @@
 """The commands: parse, call one function, print. No logic."""
 
 import argparse
+import contextlib
 import json
 import logging
+import math
 import os
+import shlex
 import shutil
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,6 +21,13 @@ from proxima.errors import ProximaError, UsageError
 from proxima.options import Option, nearest
 
 _RESUME_ALIASES = ("--resume-from", "--resume", "--checkpoint")
+# What `train --help` shows; `--help-all` shows every option.
+_COMMON_OPTIONS = {
+    *("env", "num_envs", "total_timesteps", "name", "seed", "device", "algorithm", "learning_rate", "lr_schedule"),
+    *("num_steps", "minibatch_size", "update_epochs", "gamma", "entropy_coef", "hidden_sizes", "memory"),
+    *("eval_every", "record_every", "checkpoint_minutes", "auto_resume", "quiet"),
+}
+_SHELLS = ("bash", "zsh", "tcsh")
 
 
 class Parser(argparse.ArgumentParser):
@@ -38,21 +50,42 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; errors of use are one line and exit code 2."""
+    arguments = sys.argv[1:] if argv is None else argv
     try:
-        arguments = _parser().parse_strictly(sys.argv[1:] if argv is None else argv)
-        return arguments.function(arguments)
+        parser = _parser(all_help="--help-all" in map(_with_dashes, arguments))
+        if not arguments:
+            parser.print_help()
+            return 0
+        parsed = parser.parse_strictly(arguments)
+        return parsed.function(parsed)
     except ProximaError as error:
-        print(f"proxima: {error}", file=sys.stderr)
+        _complain(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        print("proxima: interrupted.", file=sys.stderr)
+        _complain("interrupted.")
         return 130
     except BrokenPipeError:  # `proxima envs | head`
         sys.stderr.close()
         return 0
 
 
-def _parser() -> Parser:
+def _complain(message: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal may be what has gone
+        print(f"proxima: {message}", file=sys.stderr)
+
+
+def _hear_interrupts() -> None:
+    """From now on Ctrl-C is a KeyboardInterrupt, so that files and processes are cleaned up.
+
+    Until a command calls this, which is once its imports are done, Ctrl-C ends the process at once (`__main__.py`):
+    in the middle of an import the exception could be swallowed, or be an ImportError.
+    """
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _parser(*, all_help: bool = False) -> Parser:
+    """All commands; `all_help` shows every option in the help of those that train."""
     parser = Parser(prog="proxima", description="Trains PPO agents: exact, fast and readable.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"proxima {proxima.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
@@ -72,7 +105,7 @@ def _parser() -> Parser:
         metavar="PATH",
         help="go on from a checkpoint, or the newest whole one of a run, with its options and those given here",
     )
-    _add_options(train)
+    _add_options(train, all_help)
     train.set_defaults(function=_train)
 
     bench = commands.add_parser(
@@ -84,7 +117,7 @@ def _parser() -> Parser:
     )
     bench.add_argument("--config", metavar="FILE", help="YAML file with options")
     bench.add_argument("--seconds", type=float, default=10.0, help="how long to train (default: 10)")
-    _add_options(bench)
+    _add_options(bench, all_help)
     bench.set_defaults(function=_bench)
 
     resume = commands.add_parser("resume", help="go on with a run from its newest checkpoint", allow_abbrev=False)
@@ -98,7 +131,7 @@ def _parser() -> Parser:
     evaluate.add_argument("--env", help="another env id than the policy was trained on")
     evaluate.add_argument("--env-kwargs", metavar="MAPPING", help="keywords of the env that differ from the run's")
     evaluate.add_argument("--episodes", type=int, default=20)
-    evaluate.add_argument("--seed", type=int, default=0)
+    evaluate.add_argument("--seed", default="0")
     how = evaluate.add_mutually_exclusive_group()
     how.add_argument("--deterministic", action="store_true", help="take the likeliest action (the default)")
     how.add_argument("--stochastic", action="store_true", help="sample actions")
@@ -141,29 +174,45 @@ def _parser() -> Parser:
     envs = commands.add_parser("envs", help="list what can be trained, and by which back end", allow_abbrev=False)
     envs.add_argument("filter", nargs="?", default="", help="show only ids that contain this")
     envs.set_defaults(function=_envs)
-    for command in (train, bench, resume, evaluate, export, compare, envs):
+
+    completion = commands.add_parser(
+        "completion",
+        help="print the completion script of a shell",
+        description='Print a script that completes commands and flags; for bash: eval "$(proxima completion bash)".',
+        allow_abbrev=False,
+    )
+    completion.add_argument("shell", choices=_SHELLS)
+    completion.set_defaults(function=_completion)
+    for command in (train, bench, resume, evaluate, export, compare, envs, completion):
         command.set_defaults(flags=list(command._option_string_actions))
     return parser
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def _add_options(parser: argparse.ArgumentParser, all_help: bool) -> None:
     """A flag for every option, in the groups of the config's sections."""
+    parser.add_argument("--help-all", action="help", help="show every option, in groups, and exit")
     for section, cls in SECTIONS.items():
-        group = parser.add_argument_group(f"{section}: {cls.__doc__}")
+        group = parser.add_argument_group(section, cls.__doc__)
         for option in all_options().values():
             if option.section == section:
-                _add_flag(group, option)
+                _add_flag(group, option, is_shown=all_help or option.name in _COMMON_OPTIONS)
+        if not all_help and not any(action.help is not argparse.SUPPRESS for action in group._group_actions):
+            group.title = group.description = None
 
 
-def _add_flag(group: Any, option: Option) -> None:
-    flags = [option.flag, *("--" + alias.replace("_", "-") for alias in option.aliases)]
+def _add_flag(group: Any, option: Option, *, is_shown: bool) -> None:
+    names = [option.name, *option.aliases]
     default = " ".join(map(str, option.default)) if isinstance(option.default, list) else option.default
-    text = f"{option.help} (default: {default})".replace("%", "%%")
+    text = f"{option.help} (default: {default})".replace("%", "%%") if is_shown else argparse.SUPPRESS
     extra: dict[str, Any] = {"metavar": _metavar(option)}
     if isinstance(option.default, bool):
         extra |= {"nargs": "?", "const": "True"}
+        negated = ["--no-" + name.replace("_", "-") for name in names]
+        off = {"action": "store_const", "const": "False", "help": argparse.SUPPRESS}
+        group.add_argument(*negated, dest=option.name, default=argparse.SUPPRESS, **off)
     elif option.is_list:
         extra |= {"nargs": "+"}
+    flags = ["--" + name.replace("_", "-") for name in names]
     group.add_argument(*flags, dest=option.name, default=argparse.SUPPRESS, help=text, **extra)
 
 
@@ -195,6 +244,9 @@ def _bench(arguments: argparse.Namespace) -> int:
     from proxima.config import load_config
     from proxima.training.bench import bench
 
+    _hear_interrupts()
+    if not 0 < arguments.seconds < math.inf:
+        raise UsageError(f"seconds is {arguments.seconds}, but it must be positive.")
     print(bench(load_config(arguments.config, _overrides(arguments)), seconds=arguments.seconds).text())
     return 0
 
@@ -205,20 +257,25 @@ def _resume(arguments: argparse.Namespace) -> int:
 
 
 def _run_training(config: str | None, resume_from: str | None, overrides: dict[str, Any]) -> int:
-    from proxima.track.tracker import log_handler, make_console
+    from proxima.text import number
+    from proxima.track.progress import log_handler, make_console
     from proxima.training.trainer import train
 
     console = make_console()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[log_handler(console)])
     result = train(config, resume_from=resume_from, console=console, **overrides)
+    if result.config.track.quiet:
+        return 0
     # As the user called it, so that the lines can be pasted where the virtual environment is not active.
     folder = "" if shutil.which("proxima") else f"{os.path.relpath(Path(sys.executable).parent)}/"
+    run_dir = shlex.quote(str(result.run_dir))
     print(f"run folder   {result.run_dir}")
-    print(f"final return {result.episode_return:,.1f} (mean of the last 100 training episodes)")
+    print(f"final return {number(result.episode_return)} (mean of the last 100 training episodes)")
     if result.checkpoint is not None:
-        print(f"evaluate     {folder}proxima evaluate {result.checkpoint}")
-        print(f"resume       {folder}proxima resume {result.run_dir} --total-timesteps {2 * result.global_step}")
-    print(f"TensorBoard  {folder}tensorboard --logdir {result.run_dir.parent}")
+        print(f"evaluate     {folder}proxima evaluate {shlex.quote(str(result.checkpoint))}")
+    if result.checkpoint is not None and result.config.checkpoint.save_optimizer:
+        print(f"resume       {folder}proxima resume {run_dir} --total-timesteps {2 * result.global_step}")
+    print(f"TensorBoard  {folder}tensorboard --logdir {shlex.quote(str(result.run_dir.parent))}")
     return 0
 
 
@@ -227,7 +284,9 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from proxima.evaluate.episodes import evaluate
     from proxima.evaluate.video import record_checkpoint, watch_checkpoint
 
-    chosen = {"env": arguments.env, "seed": arguments.seed, "deterministic": not arguments.stochastic}
+    _hear_interrupts()
+    seed = find_option("seed", source="").parse(arguments.seed, source="--seed")
+    chosen = {"env": arguments.env, "seed": seed, "deterministic": not arguments.stochastic}
     if arguments.env_kwargs is not None:
         chosen["env_kwargs"] = find_option("env_kwargs", source="--env-kwargs").parse(
             arguments.env_kwargs, source="--env-kwargs"
@@ -257,6 +316,7 @@ def _export(arguments: argparse.Namespace) -> int:
     from proxima import checkpoint
     from proxima.evaluate.export import export, signature
 
+    _hear_interrupts()
     folder = checkpoint.find(arguments.path, best=arguments.best)
     print(f"exported  {export(folder, format=arguments.format, out=arguments.out)}")
     print(signature(folder))
@@ -269,6 +329,9 @@ def _export(arguments: argparse.Namespace) -> int:
 def _compare(arguments: argparse.Namespace) -> int:
     from proxima.report.compare import HEAD, rows, sentences, write_comparison
 
+    _hear_interrupts()
+    if arguments.threshold is not None and not math.isfinite(arguments.threshold):
+        raise UsageError(f"threshold is {arguments.threshold}, but it must be a finite number.")
     page, markdown, comparison = write_comparison(arguments.runs, out=arguments.out, threshold=arguments.threshold)
     if arguments.markdown:
         print(markdown, end="")
@@ -292,4 +355,11 @@ def _envs(arguments: argparse.Namespace) -> int:
     print(f"{'id':<{width}}  {'--vec-env-mode':<18}  status")
     for row in rows:
         print(f"{row.id:<{width}}  {', '.join(row.backends):<18}  {row.status}")
+    return 0
+
+
+def _completion(arguments: argparse.Namespace) -> int:
+    import shtab
+
+    print(shtab.complete(_parser(all_help=True), shell=arguments.shell))
     return 0

@@ -24,11 +24,13 @@ def is_toolchain_failure(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def process_settings_kept() -> Iterator[None]:
-    """Leave the host program its number of torch threads and its frozen objects."""
-    threads, frozen = torch.get_num_threads(), gc.get_freeze_count()
+    """Work in float32, and leave the host program its default dtype, its torch threads and its frozen objects."""
+    threads, frozen, dtype = torch.get_num_threads(), gc.get_freeze_count(), torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
     try:
         yield
     finally:
+        torch.set_default_dtype(dtype)
         torch.set_num_threads(threads)
         if not frozen:
             gc.unfreeze()

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from proxima.errors import UsageError
-from proxima.options import Option, nearest, options_of
+from proxima.options import Option, nearest, options_of, shown
 from proxima.sections import (
     AlgorithmOptions,
     CheckpointOptions,
@@ -28,6 +28,10 @@ from proxima.sections import (
     RunOptions,
     TrackOptions,
 )
+from proxima.yaml_files import read_yaml
+
+MAX_NAME_BYTES = 200
+"""A checkpoint's folder has the name and up to 45 bytes more, and file systems end at 255."""
 
 
 @dataclass
@@ -90,6 +94,10 @@ class Config:
         """Plain nested dicts, as in a YAML file."""
         return dataclasses.asdict(self)
 
+    def to_yaml(self) -> str:
+        """The options as a YAML file."""
+        return yaml.safe_dump(self.to_dict(), sort_keys=False)
+
     def flat(self) -> dict[str, Any]:
         """Every option by its name."""
         return {name: value for section in self.to_dict().values() for name, value in section.items()}
@@ -103,13 +111,15 @@ class Config:
                 f"and max_std {policy.max_std:g}."
             )
         if policy.std_mode == "state" and policy.min_std == policy.max_std:
-            raise UsageError(
-                f"min_std and max_std are both {policy.min_std:g}: for one deviation use --std-mode fixed."
-            )
+            raise UsageError(f"min_std and max_std are both {policy.min_std:g}: for one fixed std use std_mode fixed.")
         if self.name in ("", ".", "..") or "/" in self.name or "\0" in self.name:
             raise UsageError(f"name is {self.name!r}, but it must be usable as one folder's name, without '/'.")
+        if (size := len(self.name.encode())) > MAX_NAME_BYTES:
+            raise UsageError(
+                f"name has {size} bytes, but at most {MAX_NAME_BYTES} fit into a checkpoint folder's name: shorten it."
+            )
         if self.optimizer.weight_decay and self.optimizer.optimizer == "adam":
-            raise UsageError("weight_decay is set, but optimizer adam has none: use --optimizer adamw.")
+            raise UsageError("weight_decay is set, but optimizer adam has none: use optimizer adamw.")
         return self._validate_ppo() if self.algorithm.algorithm == "PPO" else self._validate_dqn()
 
     def _validate_ppo(self) -> list[str]:
@@ -120,7 +130,7 @@ class Config:
             PolicyOptions.memory_size,
             PPOOptions.bptt_length,
         ):
-            notices.append("memory_size and bptt_length have no effect without --memory gru or lstm.")
+            notices.append("memory_size and bptt_length have no effect without memory gru or lstm.")
         what = "sequences" if recurrent else "samples"
         if minibatch > size:
             cut = f", cut into sequences of {self.sequence_length}" if recurrent else ""
@@ -150,7 +160,7 @@ class Config:
                 f"envs never has more than {max(0, reachable)} decisions to learn from: raise buffer_size."
             )
         if self.policy.memory != "none":
-            raise UsageError(f"memory is {self.policy.memory}, but DQN has none: use --memory none or --algorithm PPO.")
+            raise UsageError(f"memory is {self.policy.memory}, but DQN has none: use memory none or algorithm PPO.")
         if optimizer.lr_schedule == "adaptive":
             raise UsageError("lr_schedule is adaptive, but DQN has no KL to follow: use constant, linear or cosine.")
         if optimizer.gradient_accumulation > 1 or optimizer.precision == "fp16":
@@ -191,7 +201,8 @@ def find_option(name: str, *, source: str) -> Option:
     """The option that `name` stands for, in any accepted spelling, or an error that names the nearest."""
     key = name.replace("-", "_")
     if key not in option_names():
-        raise UsageError(f"{source}: there is no option {name!r}.{nearest(key, option_names())}")
+        where = f"{source}: " if source else ""
+        raise UsageError(f"{where}there is no option {shown(name)}.{nearest(key, option_names())}")
     return all_options()[option_names()[key]]
 
 
@@ -201,10 +212,8 @@ def load_config(
     """`base` or the defaults, then the YAML file, then `overrides` (flat, any spelling); ranges are checked."""
     config = Config() if base is None else base
     if path is not None:
-        for name, value in _read_yaml(Path(path)).items():
-            _assign(config, name, value, source=str(path))
-    for name, value in (overrides or {}).items():
-        _assign(config, name, value, source="--" + name.replace("_", "-"))
+        _assign_all(config, _read_config(Path(path)), source=str(path))
+    _assign_all(config, overrides or {}, source="")
     return config
 
 
@@ -212,32 +221,29 @@ def config_from_dict(sections: Mapping[str, Mapping[str, Any]], *, source: str) 
     """The config that `Config.to_dict` described."""
     config = Config()
     for values in sections.values():
-        for name, value in values.items():
-            _assign(config, name, value, source=source)
+        _assign_all(config, values, source=source)
     return config
 
 
-def _assign(config: Config, name: str, value: Any, *, source: str) -> None:
-    opt = find_option(name, source=source)
-    setattr(getattr(config, opt.section), opt.name, opt.parse(value, source=source))
+def _assign_all(config: Config, values: Mapping[str, Any], *, source: str) -> None:
+    """Set options by name, in any spelling; one that is given twice is an error, since either could be meant."""
+    spelled: dict[str, str] = {}
+    for name, value in values.items():
+        opt = find_option(str(name), source=source)
+        if opt.name in spelled:
+            where = f"{source}: " if source else ""
+            raise UsageError(f"{where}{spelled[opt.name]} and {name} are the same option: give one of them.")
+        spelled[opt.name] = str(name)
+        setattr(getattr(config, opt.section), opt.name, opt.parse(value, source=source))
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def _read_config(path: Path) -> dict[str, Any]:
     """The file's options, flattened: a top-level key is a section or an option."""
-    try:
-        content = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
+    if not path.exists():
         folder = path.parent if path.parent.is_dir() else Path()
         others = [str(folder / other.name) for other in sorted(folder.glob("*.yaml"))]
-        raise UsageError(f"config file {path} does not exist.{nearest(str(path), others)}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"config file {path} cannot be read: {error}.") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise UsageError(
-            f"config file {path} is not valid YAML{where}: {getattr(error, 'problem', None) or 'cannot be parsed'}."
-        ) from None
+        raise UsageError(f"config file {path} does not exist.{nearest(str(path), others)}")
+    content = read_yaml(path, what="config file")
     if not isinstance(content, dict):
         raise UsageError(f"config file {path} must hold options as 'name: value' lines, in sections or flat.")
     flat: dict[str, Any] = {}
@@ -252,7 +258,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         elif key in SECTIONS and value is None:
             continue
         elif key in SECTIONS and key not in option_names():
-            raise UsageError(f"{path}: {key} is a section and needs 'name: value' lines under it, not {value!r}.")
+            raise UsageError(f"{path}: {key} is a section and needs 'name: value' lines under it, not {shown(value)}.")
         else:
             flat[str(key)] = value
     return flat

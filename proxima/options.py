@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import inspect
 import math
+import struct
 import types
 import typing
 from collections.abc import Iterable
@@ -15,11 +16,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, Union
 
-import yaml
-
 from proxima.errors import UsageError
+from proxima.yaml_files import parse_yaml
 
 _SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9}
+_LARGEST_INT = 2**63 - 1
 _TRUE, _FALSE = {"true", "1", "yes", "on"}, {"false", "0", "no", "off"}
 
 
@@ -70,22 +71,24 @@ class Option:
         """Whether it takes several values."""
         return typing.get_origin(_without_none(self.type)) is list
 
-    def parse(self, value: Any, *, source: str) -> Any:
-        """Turn text or a YAML value into the option's type, and hold it against its range."""
-        parsed = _convert(value, self.type, f"{source}: {self.name}")
-        if parsed is None:
-            return None
-        for number in parsed if isinstance(parsed, list) else [parsed]:
-            self._check_bounds(number, source)
+    def parse(self, value: Any, *, source: str = "") -> Any:
+        """Turn text or a YAML value into the option's type, and hold it against its range.
+
+        `source` is where the value comes from, for the message of an error: a file, or the flag itself.
+        """
+        label = source if source.startswith("--") else f"{source}: {self.name}" if source else self.name
+        parsed = _convert(value, self.type, label)
+        for number in parsed if isinstance(parsed, list) else [] if parsed is None else [parsed]:
+            self._check_bounds(number, label)
         return parsed
 
-    def _check_bounds(self, value: Any, source: str) -> None:
+    def _check_bounds(self, value: Any, label: str) -> None:
         for symbol, limit in self.bounds.items():
             if limit is None:
                 continue
             holds = {">=": value >= limit, ">": value > limit, "<=": value <= limit, "<": value < limit}[symbol]
             if not holds:
-                raise UsageError(f"{source}: {self.name} is {value:g}, but it must be {symbol} {limit:g}.")
+                raise UsageError(f"{label} is {value:g}, but it must be {symbol} {limit:g}.")
 
 
 def options_of(section: str, cls: type) -> list[Option]:
@@ -111,8 +114,22 @@ def options_of(section: str, cls: type) -> list[Option]:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A `Did you mean` sentence, or an empty string when nothing is near."""
-    match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f" Did you mean {match[0]}?" if match else ""
+    by_bare = {word.lstrip("-").replace("-", "_"): word for word in known}
+    bare = name.lstrip("-").replace("-", "_")
+    match = difflib.get_close_matches(bare, by_bare, n=1, cutoff=0.75)
+    if not match and len(bare) > 2:  # an option by its first words: entropy for entropy_coef
+        match = [word for word in by_bare if word.startswith(bare + "_")][:1]
+    return f" Did you mean {by_bare[match[0]]}?" if match else ""
+
+
+def shown(value: Any) -> str:
+    """A value for a message, in quotes, cut where it is long."""
+    text = (
+        repr(value)
+        if not isinstance(value, int) or abs(value) < 10**30
+        else f"a number of {len(hex(value)) - 2} hexadecimal digits"
+    )
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 @cache
@@ -145,28 +162,35 @@ def _convert(value: Any, kind: Any, where: str) -> Any:
         text = ("on" if value else "off") if isinstance(value, bool) else str(value).lower()
         if text not in words:
             choices = ", ".join(words.values())
-            raise UsageError(f"{where} is {value!r}, but it must be one of {choices}.{nearest(text, words)}")
+            raise UsageError(f"{where} is {shown(value)}, but it must be one of {choices}.{nearest(text, words)}")
         return words[text]
     if origin is list:
         given = value if isinstance(value, list | tuple) else [value]
         items = [part for item in given for part in str(item).strip("[]() ").replace(",", " ").split()]
         return [_convert(item, typing.get_args(inner)[0], where) for item in items]
     if origin is dict:
-        try:
-            mapping = yaml.safe_load(value) if isinstance(value, str) else _without_numpy(value)
-        except yaml.YAMLError:
-            mapping = None
+        mapping = parse_yaml(value, source=where) if isinstance(value, str) else _without_numpy(value)
         if not isinstance(mapping, dict):
-            raise UsageError(f"{where} is {value!r}, but it must be a mapping such as '{{key: value}}'.")
+            raise UsageError(f"{where} is {shown(value)}, but it must be a mapping such as '{{key: value}}'.")
         return mapping
     if inner is bool:
         text = str(value).lower()
         if text in _TRUE | _FALSE:
             return text in _TRUE
-        raise UsageError(f"{where} is {value!r}, but it must be True or False.")
+        raise UsageError(f"{where} is {shown(value)}, but it must be True or False.")
     if inner in (int, float):
         return _number(value, inner, where)
-    return str(value)
+    return _text(value, where)
+
+
+def _text(value: Any, where: str) -> str:
+    """Text that files and folders can be named with."""
+    if value is None or isinstance(value, dict | list | tuple | set):
+        raise UsageError(f"{where} is {shown(value)}, but it must be text.")
+    text = str(value)
+    if "\0" in text or text != text.encode(errors="ignore").decode():
+        raise UsageError(f"{where} is {shown(text)}, but it must be text without NUL characters, in UTF-8.")
+    return text
 
 
 def _without_numpy(value: Any) -> Any:
@@ -178,21 +202,35 @@ def _without_numpy(value: Any) -> Any:
 
 def _number(value: Any, kind: type, where: str) -> Any:
     """A number as people write it: 2000000, 2_000_000, 2e6, 2M."""
-    text = str(value).strip().replace("_", "").lower()
+    text = str(value).strip().replace("_", "").lower() if not isinstance(value, int) or abs(value) < 10**30 else "inf"
     scale = _SUFFIXES.get(text[-1:], 1.0)
+    expected = "a whole number" if kind is int else "a number"
     try:
         if isinstance(value, bool):
             raise ValueError
-        if kind is int and text.lstrip("+-").isdigit():
-            return int(text)
-        number = float(text[:-1] if scale != 1.0 else text) * scale
+        is_whole = kind is int and text.lstrip("+-").isdigit() and len(text) < 30
+        parsed = int(text) if is_whole else float(text[:-1] if scale != 1.0 else text) * scale
     except ValueError:
-        expected = "a whole number" if kind is int else "a number"
-        raise UsageError(f"{where} is {value!r}, but it must be {expected}.") from None
-    if not math.isfinite(number):
-        raise UsageError(f"{where} is {value!r}, but it must be a finite number.")
+        raise UsageError(f"{where} is {shown(value)}, but it must be {expected}.") from None
+    if math.isnan(parsed):
+        raise UsageError(f"{where} is {shown(value)}, but it must be {expected}.")
     if kind is int:
-        if not number.is_integer():
-            raise UsageError(f"{where} is {value!r}, but it must be a whole number.")
-        return int(number)
+        if abs(parsed) > _LARGEST_INT:
+            raise UsageError(f"{where} is {shown(value)}, but it must be a whole number below 2**63.")
+        if parsed != int(parsed):
+            raise UsageError(f"{where} is {shown(value)}, but it must be a whole number.")
+        return int(parsed)
+    return _as_float32_allows(float(parsed), where)
+
+
+def _as_float32_allows(number: float, where: str) -> float:
+    """Options become float32 in the networks, where a number may be infinite, or 0, that is not so here."""
+    try:
+        rounded = struct.unpack("f", struct.pack("f", number))[0]
+    except OverflowError:
+        rounded = math.inf
+    if math.isinf(rounded):
+        raise UsageError(f"{where} is {number:g}, but it must be a finite number of at most 3.4e38 (float32).")
+    if rounded == 0.0 and number != 0.0:
+        raise UsageError(f"{where} is {number:g}, but as float32 that is 0: the smallest number is 1.4e-45.")
     return number

@@ -15,7 +15,7 @@ class RunOptions:
 
     name: str | None = option(None)
     """Name of the run; its folders are runs/NAME/DATE_TIME. None takes the env id."""
-    total_timesteps: int = option(1_000_000, at_least=1)
+    total_timesteps: int = option(1_000_000, at_least=1, at_most=10**15)
     """Env steps to train for; the last iteration is always whole."""
     seed: int = option(1, at_least=0, below=2**31)
     """Seeds the networks, the actions, the minibatches, and env i with seed + i."""
@@ -45,7 +45,7 @@ class EnvOptions:
     """batch: native physics threads; sync: this process; async: worker processes; auto: the best of them."""
     num_workers: int | None = option(None, at_least=1)
     """Worker processes of async, None for one a core."""
-    max_episode_steps: int | None = option(None, at_least=1)
+    max_episode_steps: int | None = option(None, at_least=1, below=2**31)
     """Time limit of an episode in env steps, None for the env's own."""
     spread_episodes: bool = option(True)
     """Cut the first episode of each env at a different time, so that the episodes of a batch are not all in phase."""
@@ -78,7 +78,7 @@ class EnvOptions:
 class PolicyOptions:
     """The networks and the action distribution."""
 
-    hidden_sizes: list[int] = option([64, 64], at_least=1)
+    hidden_sizes: list[int] = option([64, 64], at_least=1, at_most=65_536)
     """Widths of the hidden layers, [] for none; with a memory, of the action MLP and the value MLP on top of it."""
     activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = option("tanh")
     """Nonlinearity between the layers."""
@@ -86,13 +86,13 @@ class PolicyOptions:
     """One trunk (encoders, memory) for actor and critic, or one each. auto: shared for images and with a memory."""
     memory: Literal["none", "gru", "lstm"] = option("none")
     """Recurrent layers between the encoders and the hidden layers."""
-    memory_size: int = option(256, at_least=1)
+    memory_size: int = option(256, at_least=1, at_most=65_536)
     """Width of the memory."""
-    memory_layers: int = option(1, at_least=1)
+    memory_layers: int = option(1, at_least=1, at_most=16)
     """Layers of the memory."""
     encoders: dict[str, Any] = option({})
     """What becomes of a key of the observation, such as '{scandots: {widths: [128, 32]}, mass: {use: critic}}'."""
-    cnn_features: int = option(256, at_least=1)
+    cnn_features: int = option(256, at_least=1, at_most=65_536)
     """Features that the convolutional encoder makes of an image key."""
     orthogonal_init: bool = option(True)
     """Orthogonal weights with gains sqrt(2), 0.01 for the action head and 1 for the value head."""
@@ -260,3 +260,5 @@ class TrackOptions:
     """Show a progress bar; without a terminal, a line now and then."""
     log_every: int = option(0, at_least=0)
     """Print the table of metrics every so many iterations; 0 prints it only at the end."""
+    quiet: bool = option(False)
+    """Show warnings and errors only: no progress, no tables, no summary."""

@@ -53,7 +53,8 @@ def parse_yaml(text: str, *, source: str) -> Any:
 
 def _check_limits(text: str, source: str) -> None:
     """Walk over the parser's events, which neither nest nor expand anything."""
-    nodes, sizes = 0, {}
+    nodes = 0
+    sizes: dict[str | None, int] = {}  # of the collections with an anchor
     open_nodes: list[tuple[str | None, int]] = []  # anchor of each open collection, and the count at its start
     for event in yaml.parse(text, Loader=_LOADER):
         if isinstance(event, yaml.AliasEvent):

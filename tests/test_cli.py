@@ -23,13 +23,13 @@ def proxima(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         (["--lr_schedul", "linear"], "unknown flag --lr-schedul. Did you mean --lr-schedule?"),
         (["oops"], "unknown argument oops"),
         (["--gamma"], "expected one argument"),
-        (["--gamma", "2"], "--gamma: gamma is 2, but it must be <= 1."),
+        (["--gamma", "2"], "--gamma is 2, but it must be <= 1."),
         (["--minibatch-size", "99999"], "lower minibatch_size or raise num_steps"),
         (["--config", "nowhere.yaml"], "config file nowhere.yaml does not exist"),
         (["--env", "HalfCheeta-v5"], "did you mean 'HalfCheetah-v5'?"),
         (["--device", "cuda:7"], "PyTorch sees"),
         (["--device", "abacus"], "must be cpu, cuda"),
-        (["--device", "cpu", "--precision", "fp16"], "use --device cuda or --precision fp32"),
+        (["--device", "cpu", "--precision", "fp16"], "use device cuda or precision fp32"),
         (["--env", "CartPole-v1", "--vec-env-mode", "batch"], "cannot run in batch mode"),
         (["--env", "CartPole-v1", "--distribution", "beta"], "leave it at auto"),
         (["--env", "HalfCheetah-v5", "--env-kwargs", "{reset_noise: 1}"], "reset_noise_scale"),
@@ -37,6 +37,9 @@ def proxima(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         (["--env", "Ant-v5", "--env-kwargs", "{healthy_z_range: 3}"], "cannot build env 'Ant-v5'"),
         (["--num-steps", "10000000", "--num-envs", "1000"], "does not fit into memory"),
         (["--resume-from", "nowhere"], "nowhere does not exist"),
+        (["--env", "CartPole-v1", "--encoders", "{obs: {widths: [100000000]}}"], "lower hidden_sizes"),
+        (["--env", "Hopper-v5", "--hidden-sizes", "65536", "65536"], "the networks have 8,"),
+        (["--init-from", "x"], "unknown flag --init-from. See"),
     ],
 )
 def test_bad_input_is_one_line_with_code_2_and_leaves_nothing(
@@ -77,11 +80,55 @@ def test_bench_shows_the_phases_and_leaves_nothing(tmp_path: Path, capsys: pytes
 
 
 def test_help_groups_and_explains(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["train", "--help"])
-    text = capsys.readouterr().out
-    assert stopped.value.code == 0
-    assert "ppo: Proximal policy optimisation." in text and "--clip-range" in text and "(default: 0.2)" in text
+    texts = {}
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as stopped:
+            main(["train", flag])
+        assert stopped.value.code == 0
+        texts[flag] = capsys.readouterr().out
+    assert "ppo:\n  Proximal policy optimisation." in texts["--help-all"]
+    assert "--clip-range" in texts["--help-all"] and "(default: 0.2)" in texts["--help-all"]
+    assert "--learning-rate" in texts["--help"] and "--clip-range" not in texts["--help"]
+    assert "--help-all" in texts["--help"] and "normalize:" not in texts["--help"]
+
+
+def test_the_command_alone_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "COMMAND" in capsys.readouterr().out
+
+
+def test_completion_scripts_know_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    assert "--learning-rate" in script
+    assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
+
+
+def test_quiet_and_negated_flags(tmp_path: Path) -> None:
+    done = proxima("train", "--env", "CartPole-v1", *SMALL, "--quiet", "--no-tensorboard", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "")
+    (run,) = (tmp_path / "runs" / "CartPole-v1").iterdir()
+    assert not (run / "tb").exists() and "iteration" not in done.stderr
+    (run / "config.yaml").read_text().index("tensorboard: false")
+
+
+def test_no_resume_is_proposed_where_none_is_possible(tmp_path: Path) -> None:
+    done = proxima("train", "--env", "CartPole-v1", *SMALL, "--no-save-optimizer", cwd=tmp_path)
+    assert "evaluate" in done.stdout and "resume" not in done.stdout
+
+
+def test_brackets_in_names_are_not_markup(tmp_path: Path) -> None:
+    names = ["--runs-dir", "a[/b]c", "--name", "[red]x"]
+    done = proxima("train", "--env", "CartPole-v1", *SMALL, *names, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "a[" / "b]c" / "[red]x").iterdir()
+    assert str(run.relative_to(tmp_path)) in done.stderr and str(run.relative_to(tmp_path)) in done.stdout
+
+
+@pytest.mark.parametrize("seed", ["1e30", "-1", str(10**30), "x"])
+def test_evaluate_takes_seeds_within_their_range(seed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", "nowhere", f"--seed={seed}"]) == 2
+    assert capsys.readouterr().err.startswith("proxima: --seed is ")
 
 
 def test_envs_lists_back_ends(capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,18 +78,34 @@ def test_values_as_people_write_them(name: str, text: Any, value: Any) -> None:
         ({"lerning_rate": 1}, "Did you mean learning_rate"),
         ({"gamma": 1.2}, "gamma is 1.2, but it must be <= 1"),
         ({"gamma": "x"}, "gamma is 'x', but it must be a number"),
-        ({"gamma": "nan"}, "must be a finite number"),
+        ({"gamma": "nan"}, "must be a number"),
         ({"num_envs": 0}, "num_envs is 0, but it must be >= 1"),
         ({"num_envs": 1.5}, "must be a whole number"),
         ({"lr_schedule": "cosin"}, "Did you mean cosine"),
         ({"normalize_obs": "maybe"}, "must be True or False"),
         ({"env_kwargs": "3"}, "must be a mapping"),
-        ({"env_kwargs": "{a: "}, "must be a mapping"),
+        ({"env_kwargs": "{a: "}, "env_kwargs is not valid YAML"),
         ({"learning_rate": "inf"}, "must be a finite number"),
         ({"hidden_sizes": "64,0"}, "must be >= 1"),
         ({"action_hold_seconds": -0.1}, "action_hold_seconds is -0.1, but it must be >= 0"),
         ({"action_hold_random": "-0.1 0.2"}, "action_hold_random is -0.1, but it must be >= 0"),
         ({"action_hold_fraction": 0}, "action_hold_fraction is 0, but it must be > 0"),
+        ({"clip_range": 1e39}, r"clip_range is 1e\+39, but it must be a finite number of at most 3.4e38"),
+        ({"clip_obs": "1e400"}, "clip_obs is inf, but it must be a finite number"),
+        ({"learning_rate": "1e39"}, "at most 3.4e38"),
+        ({"adam_eps": 1e-50}, "adam_eps is 1e-50, but as float32 that is 0"),
+        ({"max_episode_steps": 2**63}, "max_episode_steps is 9223372036854775808, but it must be a whole number below"),
+        ({"max_episode_steps": 2**31}, r"max_episode_steps is 2.14748e\+09, but it must be < 2.14748e\+09"),
+        ({"seed": "9" * 401}, "seed is '9999.*, but it must be a whole number below 2"),
+        ({"seed": int("9" * 4000)}, "seed is a number of 3322 hexadecimal digits, but"),
+        ({"seed": "9" * 6000}, "seed is '9999.*, but it must be a whole number below 2"),
+        ({"hidden_sizes": "1000000000"}, r"hidden_sizes is 1e\+09, but it must be <= 65536"),
+        ({"name": "a\0b"}, "name is 'a.x00b', but it must be text without NUL"),
+        ({"name": "\udcff"}, "in UTF-8"),
+        ({"name": ["a"]}, r"name is \['a'\], but it must be text"),
+        ({"env": None}, "env is None, but it must be text"),
+        ({"lr": 3e-4, "learning_rate": 1e-4}, "lr and learning_rate are the same option: give one of them"),
+        ({"env_kwargs": "[" * 200 + "]" * 200}, "nests deeper than 50"),
     ],
 )
 def test_bad_values_are_named(overrides: dict[str, Any], message: str) -> None:
@@ -103,7 +119,7 @@ def test_bad_values_are_named(overrides: dict[str, Any], message: str) -> None:
         ({"minibatch_size": 20_000}, "minibatch_size is 20000, but an iteration has only 16384 samples"),
         ({"gradient_accumulation": 257}, "an epoch has only 256 minibatches"),
         ({"initial_std": 9.0}, "between min_std 0.01 and max_std 4"),
-        ({"weight_decay": 0.1}, "use --optimizer adamw"),
+        ({"weight_decay": 0.1}, "use optimizer adamw"),
         ({"algorithm": "DQN", "learning_starts": 200_000}, "never has more than 100000"),
         ({"algorithm": "DQN", "memory": "gru"}, "DQN has none"),
         ({"algorithm": "DQN", "buffer_size": 1001, "learning_starts": 1001}, "never has more than 1000"),
@@ -115,7 +131,7 @@ def test_bad_values_are_named(overrides: dict[str, Any], message: str) -> None:
         ({"memory": "gru", "num_steps": 24, "num_envs": 8}, r"only 8 sequences \(num_envs 8 x num_steps 24, cut into"),
         ({"name": "a/b"}, "usable as one folder's name"),
         ({"name": ".."}, "usable as one folder's name"),
-        ({"std_mode": "state", "min_std": 1, "max_std": 1}, "use --std-mode fixed"),
+        ({"std_mode": "state", "min_std": 1, "max_std": 1}, "use std_mode fixed"),
     ],
 )
 def test_contradictions_are_named(overrides: dict[str, Any], message: str) -> None:
@@ -161,3 +177,39 @@ def test_a_missing_file_offers_its_neighbour(tmp_path: Path) -> None:
 def test_a_config_survives_its_own_yaml() -> None:
     config = load_config(None, {"env_kwargs": {"a": 1}, "target_kl": 0.5, "hidden_sizes": [3]})
     assert config_from_dict(config.to_dict(), source="test") == config
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("lerning_rate", "learning_rate"),
+        ("gama", "gamma"),
+        ("entropy", "entropy_coef"),
+        ("num-env", "num_envs"),
+        ("init_from", None),
+        ("foo", None),
+        ("x", None),
+    ],
+)
+def test_a_suggestion_is_near_or_none(typed: str, meant: str | None) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_config(None, {typed: 1})
+    assert str(caught.value).startswith(f"there is no option {typed!r}.")
+    assert ("Did you mean" in str(caught.value)) == (meant is not None)
+    assert meant is None or f"Did you mean {meant}?" in str(caught.value)
+
+
+def test_errors_name_the_flag_the_file_or_the_keyword_that_was_used(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("gamma: 2\n")
+    with pytest.raises(UsageError, match=f"^{tmp_path}/x.yaml: gamma is 2, but"):
+        load_config(tmp_path / "x.yaml")
+    with pytest.raises(UsageError, match=r"^gamma is 2, but"):
+        load_config(None, {"gamma": 2})
+
+
+@pytest.mark.parametrize("content", [b"name: caf\xe9", b"[" * 5000, b"- a"])
+def test_hostile_config_files_are_one_line(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_bytes(content)
+    with pytest.raises(UsageError, match=r"^config file") as caught:
+        load_config(tmp_path / "x.yaml")
+    assert "\n" not in str(caught.value)

@@ -49,7 +49,7 @@ class QNetwork(QPolicy):
         if action.kind != "discrete":
             raise UsageError(
                 f"DQN needs a Discrete action space, but the env's is {action.kind} {list(action.sizes)}: use "
-                "--algorithm PPO."
+                "algorithm PPO."
             )
         if options.memory != "none" or options.distribution != "auto":
             raise UsageError("DQN has no memory and its own distribution: leave memory at none, distribution at auto.")

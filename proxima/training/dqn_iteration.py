@@ -82,7 +82,7 @@ class DQN(Algorithm):
         return [
             *told,
             f"The share of random actions goes from {before:.3g} back to {now:.3g}: it falls over exploration_fraction "
-            "of total_timesteps, which are more now. Give --exploration-start the value it had reached to go on there.",
+            "of total_timesteps, which are more now. Give exploration_start the value it had reached to go on there.",
         ]
 
     def get_state(self) -> tuple[Files, dict[str, Any]]:
@@ -104,7 +104,7 @@ class DQN(Algorithm):
         replay = read("replay.pt")
         if replay is None:
             starts = self.config.dqn.learning_starts
-            return [*different, f"its replay was not saved (--save-replay); {starts:,} decisions fill a new one first"]
+            return [*different, f"its replay was not saved (save_replay); {starts:,} decisions fill a new one first"]
         self.replay.load_state(replay)
         values = read("target_values.pt")
         if self.learner.values is not None and values is not None:

@@ -60,7 +60,7 @@ class HoldSchedule:
             return []
         return [
             f"The hold goes from {before.high} back to {now.high} env steps: it is annealed over total_timesteps, "
-            "which are more now. Give --action-hold-start-seconds the value it had reached to go on from there."
+            "which are more now. Give action_hold_start_seconds the value it had reached to go on from there."
         ]
 
     def steps_a_decision(self) -> float:
@@ -85,7 +85,7 @@ def _check(env: EnvOptions) -> None:
         given, missing = ("start", "end") if end is None else ("end", "start")
         raise UsageError(
             f"action_hold_{given}_seconds is set, but action_hold_{missing}_seconds is not: give both, or "
-            "--action-hold-seconds for a fixed hold."
+            "action_hold_seconds for a fixed hold."
         )
     ways = {
         "action_hold_seconds": bool(env.action_hold_seconds),
@@ -102,5 +102,5 @@ def _check(env: EnvOptions) -> None:
     if between is not None and (len(between) != 2 or between[0] > between[1]):
         raise UsageError(
             f"action_hold_random is {between}, but it must be the shortest and the longest hold in seconds, such as "
-            "--action-hold-random 0.05 0.2."
+            "action_hold_random 0.05 0.2."
         )

@@ -8,7 +8,7 @@ from proxima.config import Config
 from proxima.envs.base import VecEnv
 from proxima.envs.make import make_env
 from proxima.errors import UsageError
-from proxima.machine import available_cores
+from proxima.machine import available_cores, physical_memory
 from proxima.nets.encoders import is_image
 from proxima.nets.make import Agent, make_policy
 from proxima.nets.spec import Spec
@@ -39,6 +39,13 @@ def build_env(config: Config) -> VecEnv:
 def build_policy(spec: Spec, config: Config, device: torch.device) -> Agent:
     """The policy with weights that depend on the seed alone; the global generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
+        with torch.device("meta"):  # shapes alone: a network that is too large is not to fill the memory first
+            size = 4 * sum(parameter.numel() for parameter in make_policy(spec, config).parameters())
+        if 4 * size > physical_memory():  # weights, gradient and Adam's two moments
+            raise UsageError(
+                f"the networks have {size // 4:,} parameters, and training them takes {4 * size / 2**30:,.0f} GiB of "
+                f"the {physical_memory() / 2**30:,.0f} GiB here: lower hidden_sizes, memory_size or encoders' widths."
+            )
         torch.manual_seed(stream_seed(config.run.seed, "networks"))
         policy = make_policy(spec, config)
     return policy.to(device)
@@ -62,7 +69,7 @@ def choose_device(config: Config, *, images: bool) -> torch.device:
         raise UsageError(f"device is {wish!r}, but it must be cpu, cuda, cuda:N or auto.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UsageError(
-            f"device is {wish!r}, but PyTorch sees {torch.cuda.device_count()} CUDA GPUs here: use --device cpu, or "
+            f"device is {wish!r}, but PyTorch sees {torch.cuda.device_count()} CUDA GPUs here: use device cpu, or "
             "install a CUDA build of PyTorch and a driver."
         )
     return device
@@ -74,7 +81,7 @@ def check_precision(config: Config, device: torch.device) -> None:
     if precision == "fp32" or device.type == "cuda" or (precision == "bf16" and _cpu_has_bf16()):
         return
     why = "this CPU has no bf16 arithmetic" if precision == "bf16" else f"the device is {device}"
-    raise UsageError(f"precision is {precision}, but {why}: use --device cuda or --precision fp32.")
+    raise UsageError(f"precision is {precision}, but {why}: use device cuda or precision fp32.")
 
 
 def _cpu_has_bf16() -> bool:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: stop at once where that is safe, a moment later where it is not."""
+"""Signals that end a run: stop at once where that is safe, a moment later where it is not."""
 
 import os
 import signal
@@ -8,7 +8,11 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Of people and of schedulers; a second one of these ends the process at once.
+_URGENT = ("SIGINT", "SIGTERM")
+# A closed terminal; Slurm's and others' warnings that the time is nearly over.
+_OTHERS = ("SIGHUP", "SIGUSR1", "SIGXCPU")
+_SIGNALS = [getattr(signal, name) for name in (*_URGENT, *_OTHERS) if hasattr(signal, name)]
 
 
 class Interrupted(BaseException):
@@ -20,15 +24,16 @@ class Interrupted(BaseException):
 
     @property
     def name(self) -> str:
-        """SIGINT or SIGTERM."""
+        """The signal's name, such as SIGTERM."""
         return signal.Signals(self.signum).name
 
 
 class StopSignals:
     """While entered, the first signal is noted, and raises `Interrupted` in the main thread once it is to be heard.
 
-    It is heard from `hear` to `defer`, and not inside `shield`, which raises at its end. A second signal ends the
-    process at once. In other threads than the main one Python gets no signals, and this does nothing.
+    It is heard from `hear` to `defer`, and not inside `shield`, which raises at its end. A second SIGINT or SIGTERM
+    ends the process at once. A signal that the process was started to ignore (`nohup`) is still ignored, Ctrl-C apart.
+    In other threads than the main one Python gets no signals, and this does nothing.
     """
 
     def __init__(self) -> None:
@@ -38,7 +43,9 @@ class StopSignals:
 
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+            for number in _SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN or number.name in _URGENT:
+                    self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -67,8 +74,13 @@ class StopSignals:
         self.hear()
 
     def _handle(self, signum: int, _: FrameType | None) -> None:
+        is_urgent = signal.Signals(signum).name in _URGENT
         if self._received is not None:
-            os._exit(128 + signum)
+            if is_urgent and signal.Signals(self._received).name in _URGENT:
+                os._exit(128 + signum)
+            if is_urgent:  # a warning came first: the run is stopping already, and this is not yet a second demand
+                self._received = signum
+            return
         self._received = signum
         if not self._deferred:
             raise Interrupted(signum)

@@ -1,7 +1,7 @@
 """The training loop. Everything else is called from here, and nothing here knows how it is done."""
 
-import errno
 import logging
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,15 +20,17 @@ from proxima.errors import ProximaError, UsageError
 from proxima.machine import keep_freed_memory
 from proxima.nets.make import Agent
 from proxima.nets.spec import Spec
-from proxima.track.tracker import Tracker, make_console
+from proxima.track.progress import make_console
+from proxima.track.tracker import Tracker, make_tracker
 from proxima.training import setup
 from proxima.training.algorithm import Algorithm
 from proxima.training.dqn_iteration import DQN
-from proxima.training.examiner import Examiner, passed
+from proxima.training.examiner import Examiner
 from proxima.training.hold_schedule import HoldSchedule
 from proxima.training.ppo_iteration import PPO
 from proxima.training.resume import check_incomplete, is_complete, newest_of_name, resumed_config
 from proxima.training.run_folder import make_run_dir
+from proxima.training.saving import Boundary, Due, Saver, copies
 from proxima.training.seeding import stream_seed
 from proxima.training.signals import Interrupted, StopSignals
 
@@ -45,13 +47,15 @@ class TrainResult:
     """Mean over the last 100 training episodes."""
     global_step: int
     policy: Agent
+    config: Config
 
 
 class Trainer:
     """A run: builds its parts from the options, then iterates."""
 
     def __init__(self, config: Config, *, console: Console | None = None):
-        self.config, self.console = config, console or make_console()
+        self.config = config
+        self.console = make_console(quiet=True) if config.track.quiet else console or make_console()
         self.notices = config.validate()
         keep_freed_memory()
         self.env = setup.build_env(config)
@@ -87,8 +91,6 @@ class Trainer:
         self.examiner = Examiner(config, self.policy, step=0)
         self.iteration = 0
         self.lineage: list[str] = []
-        self.last_checkpoint: Path | None = None
-        self._saved_iteration: int | None = None
         wanted = config.checkpoint.save_checkpoint and config.checkpoint.save_optimizer
         self.obstacle = self.env.why_inexact() if wanted else None
         if self.obstacle:
@@ -102,6 +104,7 @@ class Trainer:
         with process_settings_kept(), StopSignals() as signals:
             try:
                 self.run_dir = make_run_dir(self.config)
+                self.saver = Saver(self.config, self.run_dir)
                 tracker = self._start_tracking()
             except BaseException:
                 self.env.close()
@@ -127,27 +130,39 @@ class Trainer:
                             metrics["decisions_per_second"] = decisions / metrics["wall_time"]
                         tracker.write(metrics)
                         if due(self.collector.global_step) or is_best:
-                            self.save(boundary)
+                            self.saver.save(boundary)
                 with signals.shield():
-                    self.save(boundary)
+                    self.saver.save(boundary, is_last=True)
             except Interrupted as stop:
                 raise self._interrupted(stop, boundary) from None
-            except Exception:
+            except KeyboardInterrupt:  # raised by the env itself; a real Ctrl-C is Interrupted
                 signals.defer()
-                self.save(boundary)
-                raise
+                raise self._interrupted(Interrupted(signal.SIGINT), boundary) from None
+            except BaseException as error:
+                signals.defer()
+                saved = self.saver.save(boundary, is_last=True)
+                if isinstance(error, Exception):
+                    raise
+                what = f"stopped by {type(error).__name__}: {error}" if str(error) else type(error).__name__
+                raise ProximaError(f"{what}; the last checkpoint is {saved or 'none'}.") from error
             finally:
                 signals.defer()
-                tracker.close(metrics)
+                tracker.close()
                 self.env.close()
                 self.examiner.close()
-        if boundary is not None and self._saved_iteration != self.iteration:
+        if boundary is not None and self.saver.iteration != self.iteration:
             raise ProximaError(
-                f"trained to the end, but the end could not be saved; the last is {self.last_checkpoint}."
+                f"trained to the end, but the end could not be saved in {self.run_dir}; the last checkpoint is "
+                f"{self.saver.last or 'none'}."
             )
         statistics = self.collector.episodes.metrics()
         return TrainResult(
-            self.run_dir, self.last_checkpoint, statistics["episode_return"], self.collector.global_step, self.policy
+            run_dir=self.run_dir,
+            checkpoint=self.saver.last,
+            episode_return=statistics["episode_return"],
+            global_step=self.collector.global_step,
+            policy=self.policy,
+            config=self.config,
         )
 
     def iterate(self) -> dict[str, float]:
@@ -171,11 +186,11 @@ class Trainer:
 
     # Checkpoints -----------------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, Any] | None:
+    def snapshot(self) -> Boundary | None:
         """All that a checkpoint of this iteration boundary holds, copied; None where none is ever written."""
         if not self.config.checkpoint.save_checkpoint:
             return None
-        files: dict[str, Any] = {"agent.pt": _copies(self.policy.state_dict())}
+        files: dict[str, Any] = {"agent.pt": copies(self.policy.state_dict())}
         if self.config.checkpoint.save_optimizer:
             own, state = self.algorithm.get_state()
             files |= own
@@ -200,33 +215,6 @@ class Trainer:
             "config": self.config.to_dict(),
         }
         return {"iteration": self.iteration, "files": files, "metadata": metadata}
-
-    def save(self, boundary: dict[str, Any] | None) -> Path | None:
-        """Write a snapshot; where the disk does not take it, say so and let the run go on."""
-        if boundary is None or boundary["iteration"] == self._saved_iteration:
-            return self.last_checkpoint
-        try:
-            self._write(boundary)
-        except OSError as error:
-            log.warning(
-                "No checkpoint of iteration %d in %s: %s. The last one is %s.",
-                boundary["iteration"],
-                self.run_dir,
-                error.strerror or error,
-                self.last_checkpoint or "none",
-            )
-        return self.last_checkpoint
-
-    def _write(self, boundary: dict[str, Any]) -> None:
-        while True:
-            try:
-                self.last_checkpoint = checkpoint.save(self.run_dir, name=self.config.name, **boundary)
-                break
-            except OSError as error:  # a full disk may have room for the newest in place of the oldest
-                if error.errno != errno.ENOSPC or not checkpoint.make_room(self.run_dir):
-                    raise
-        self._saved_iteration = boundary["iteration"]
-        checkpoint.prune(self.run_dir, keep=self.config.checkpoint.keep_checkpoints)
 
     def restore(self, source: Path) -> None:
         """Go on from a checkpoint, exactly where the env's state is in it."""
@@ -272,15 +260,15 @@ class Trainer:
             return False
         return True
 
-    def _interrupted(self, stop: Interrupted, boundary: dict[str, Any] | None) -> ProximaError:
-        saved = self.save(boundary)
+    def _interrupted(self, stop: Interrupted, boundary: Boundary | None) -> ProximaError:
+        saved = self.saver.save(boundary, is_last=True)
         if saved is None:
             error = ProximaError(f"stopped by {stop.name}; nothing was saved.")
         elif not self.config.checkpoint.save_optimizer:
             error = ProximaError(f"stopped by {stop.name}; the policy is saved in {saved} (no optimizer: no resume).")
         else:
             error = ProximaError(
-                f"stopped by {stop.name}; iteration {self._saved_iteration} is saved in {saved}; "
+                f"stopped by {stop.name}; iteration {self.saver.iteration} is saved in {saved}; "
                 f"go on with: proxima resume {self.run_dir}"
             )
         error.exit_code = 128 + stop.signum
@@ -293,9 +281,10 @@ class Trainer:
         try:
             if self.lineage:
                 checkpoint.write_lineage(self.run_dir, self.lineage)
-            return Tracker(
+            return make_tracker(
                 self.run_dir,
                 self.config.track,
+                config=self.config.to_yaml(),
                 total_steps=max(self.config.run.total_timesteps, self.collector.global_step),
                 first_step=self.collector.global_step,
                 console=self.console,
@@ -310,8 +299,7 @@ class Trainer:
         self.console.print(
             f"{self.config.env.env} on {self.env.num_envs} envs ({type(self.env).__name__}), "
             f"{self.hold_schedule.text()}{parameters:,} parameters, {self.device}, {self.machine_use()}, "
-            f"run {self.run_dir}",
-            highlight=False,
+            f"run {self.run_dir}"
         )
 
     def machine_use(self) -> str:
@@ -322,29 +310,6 @@ class Trainer:
         threads = "threads: " + (f"{physics} physics, " if physics else "")
         threads += f"{self.threads.act} acting, {self.threads.learn} learning"
         return f"{threads}, {compiled + ' to be compiled' if compiled else 'eager'}"
-
-
-def _copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """On the CPU; what has several names, as a shared trunk has, is copied and so saved once."""
-    once = {(x.data_ptr(), x.shape): x.cpu().clone() for x in tensors.values()}
-    return {name: once[x.data_ptr(), x.shape] for name, x in tensors.items()}
-
-
-class Due:
-    """Tells when a checkpoint is due: every so many steps, every so many minutes."""
-
-    def __init__(self, config: Config, step: int):
-        self._freq, self._seconds = config.checkpoint.checkpoint_freq, 60 * config.checkpoint.checkpoint_minutes
-        self._step, self._time = step, time.monotonic()
-
-    def __call__(self, step: int) -> bool:
-        """Whether one is due now; if so, the next is due one interval later."""
-        now = time.monotonic()
-        by_step = passed(self._freq, self._step, step)
-        by_time = bool(self._seconds) and now - self._time >= self._seconds
-        if by_step or by_time:
-            self._step, self._time = step, now
-        return by_step or by_time
 
 
 def train(
@@ -384,10 +349,11 @@ def train(
             options = resumed_config(source, None, options.flat())
             if is_complete(source, options):
                 return finished_result(source)
-    trainer = Trainer(options, console=console)
-    if source is not None:
-        trainer.restore(source)
-    return trainer.run()
+    with process_settings_kept():
+        trainer = Trainer(options, console=console)
+        if source is not None:
+            trainer.restore(source)
+        return trainer.run()
 
 
 def finished_result(source: Path) -> TrainResult:
@@ -397,4 +363,11 @@ def finished_result(source: Path) -> TrainResult:
     config = config_from_dict(metadata["config"], source=str(source))
     policy = setup.build_policy(Spec.from_dict(metadata["spec"]), config, torch.device("cpu"))
     policy.load_state_dict(checkpoint.read(source, "agent.pt"))
-    return TrainResult(source.parent, source, metadata["episode_return"], metadata["global_step"], policy)
+    return TrainResult(
+        run_dir=source.parent,
+        checkpoint=source,
+        episode_return=metadata["episode_return"],
+        global_step=metadata["global_step"],
+        policy=policy,
+        config=config,
+    )

@@ -14,12 +14,23 @@ from proxima import checkpoint, train
 from proxima.config import load_config
 from proxima.errors import ProximaError
 from proxima.track.tracker import Tracker
+from proxima.training import trainer as trainer_module
 from proxima.training.trainer import Trainer
 from tests.training.runs import SMALL, flags, metrics, start, wait_for_checkpoint
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("mode", ["batch", "async"])
+@pytest.mark.parametrize(
+    ("number", "code", "mode"),
+    [
+        (signal.SIGINT, 130, "batch"),
+        (signal.SIGINT, 130, "async"),
+        (signal.SIGTERM, 143, "batch"),
+        (signal.SIGTERM, 143, "async"),
+        (signal.SIGHUP, 129, "batch"),
+        (signal.SIGUSR1, 138, "async"),
+        (signal.SIGXCPU, 152, "batch"),
+    ],
+)
 def test_a_signal_saves_the_last_boundary_and_says_how_to_go_on(
     number: signal.Signals, code: int, mode: str, tmp_path: Path
 ) -> None:
@@ -69,15 +80,88 @@ with StopSignals() as signals:
     assert (process.returncode, process.stdout.split()) == (143, ["deferred", "SIGTERM"])
 
 
+def test_warnings_may_repeat_and_a_demand_after_one_is_not_a_second_demand() -> None:
+    script = """
+import os, signal
+from proxima.training.signals import Interrupted, StopSignals
+with StopSignals() as signals:
+    try:
+        signals.hear()
+        os.kill(os.getpid(), signal.SIGXCPU)
+    except Interrupted as stop:
+        print(stop.name)
+        signals.defer()
+    for number in (signal.SIGXCPU, signal.SIGUSR1, signal.SIGTERM):
+        os.kill(os.getpid(), number)
+    print("saved", flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("still here")
+"""
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (process.returncode, process.stdout.split()) == (143, ["SIGXCPU", "saved"])
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    script = """
+import os, signal
+from proxima.training.signals import StopSignals
+with StopSignals() as signals:
+    signals.hear()
+    os.kill(os.getpid(), signal.SIGHUP)
+    print("still here")
+"""
+    command = ["bash", "-c", 'trap "" HUP; exec "$@"', "bash", sys.executable, "-c", script]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "still here\n"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit])
+def test_an_env_that_raises_what_is_no_exception_leaves_the_last_boundary(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(load_config(None, SMALL | {"env": "CartPole-v1", "total_timesteps": 12_800}))
+    good, calls = trainer.env.step, iter(range(10_000))
+
+    def step(action: Any) -> Any:
+        if next(calls) == 3 * SMALL["num_steps"] + 5:
+            raise error
+        return good(action)
+
+    monkeypatch.setattr(trainer.env, "step", step)
+    with pytest.raises(ProximaError, match="stopped by SIGINT" if error is KeyboardInterrupt else "GeneratorExit"):
+        trainer.run()
+    assert checkpoint.read_metadata(checkpoint.find(trainer.run_dir))["iteration"] == 3
+
+
+def test_ctrl_c_during_the_imports_is_one_line() -> None:
+    script = """
+import builtins, os, signal, sys
+real = builtins.__import__
+def slow(name, *args, **kwargs):
+    if name == "proxima.config":
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            import time; time.sleep(5)
+        except BaseException:
+            pass  # as some packages do
+    return real(name, *args, **kwargs)
+builtins.__import__ = slow
+from proxima.__main__ import main
+sys.argv = ["proxima", "envs"]
+main()
+"""
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (process.returncode, process.stderr) == (130, "proxima: interrupted.\n")
+
+
 def test_a_signal_while_the_run_starts_saves_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = Trainer(load_config(None, SMALL | {"env": "InvertedPendulum-v5", "total_timesteps": 128}))
-    real = Tracker.__init__
+    real = trainer_module.make_tracker
 
-    def signalled(*args: Any, **kwargs: Any) -> None:
+    def signalled(*args: Any, **kwargs: Any) -> Tracker:
         os.kill(os.getpid(), signal.SIGTERM)
-        real(*args, **kwargs)
+        return real(*args, **kwargs)
 
-    monkeypatch.setattr(Tracker, "__init__", signalled)
+    monkeypatch.setattr(trainer_module, "make_tracker", signalled)
     with pytest.raises(ProximaError, match="stopped by SIGTERM; iteration 0 is saved") as stop:
         trainer.run()
     assert stop.value.exit_code == 143

@@ -166,3 +166,15 @@ def test_the_host_program_keeps_its_threads_and_its_frozen_objects() -> None:
         gc.unfreeze()
     train(**options)
     assert gc.get_freeze_count() == 0
+
+
+def test_a_float64_default_is_left_to_its_owner() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        result = train(**SMALL, env="CartPole-v1", total_timesteps=256)
+        assert torch.get_default_dtype() is torch.float64
+        policy = load_policy(result.run_dir)
+        assert policy.act(np.zeros((3, 4), np.float32)).shape == (3,)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(p.dtype is torch.float32 for p in result.policy.parameters())

@@ -1,0 +1,28 @@
+"""Metrics as `metrics.jsonl`: one JSON object per iteration. All reports are made from this file."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from proxima.track.append_file import AppendFile
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class JsonLines:
+    """Appends one line per iteration; NaN and infinity, which JSON does not have, become null."""
+
+    name = METRICS_FILE
+
+    def __init__(self, run_dir: Path):
+        self._file = AppendFile(run_dir / METRICS_FILE)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append the metrics of one iteration."""
+        clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in metrics.items()}
+        self._file.append(json.dumps(clean).encode() + b"\n")
+
+    def close(self) -> None:
+        """Write what is left and close the file."""
+        self._file.close()

@@ -1,0 +1,112 @@
+"""What a run shows while it trains: a progress bar in a terminal, lines elsewhere, and tables of all metrics."""
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Iterable, Mapping
+
+from rich.console import Console, RenderableType
+from rich.logging import RichHandler
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from proxima.sections import TrackOptions
+from proxima.text import number
+
+_PROGRESS_LINE_SECONDS = 30.0
+# Metrics of the line under the progress bar, where the algorithm has them.
+_HEALTH = {
+    "approx_kl": ".4f",
+    "clip_fraction": ".2f",
+    "explained_variance": ".2f",
+    "q_loss": ".4g",
+    "epsilon": ".3f",
+}
+
+
+class ProgressDisplay:
+    """The progress bar or lines, and the tables that `log_every` asks for."""
+
+    name = "progress"
+
+    def __init__(self, options: TrackOptions, *, total_steps: int, first_step: int, console: Console):
+        self._options, self._console = options, console
+        self._total, self._last_line = total_steps, time.monotonic()
+        self._iterations = 0
+        self._last: Mapping[str, float] = {}
+        self._bar: Progress | None = None
+        if options.progress and console.is_terminal:
+            self._bar = _TwoLineProgress(
+                TextColumn("[bold]steps"),
+                BarColumn(bar_width=None),
+                MofNCompleteColumn(),
+                TextColumn("ETA"),
+                TimeRemainingColumn(compact=True),
+                console=console,
+                expand=True,
+                refresh_per_second=4,
+            )
+            self._task = self._bar.add_task("train", total=total_steps, completed=first_step, summary="")
+            self._bar.start()
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show one iteration."""
+        self._iterations += 1
+        self._last = metrics
+        if self._bar is not None:
+            self._bar.update(self._task, completed=min(step, self._total), summary=summary(metrics))
+        elif self._options.progress and time.monotonic() - self._last_line > _PROGRESS_LINE_SECONDS:
+            self._last_line = time.monotonic()
+            left = (self._total - step) / max(metrics["steps_per_second"], 1e-9)
+            self._console.print(f"{step:,}/{self._total:,} steps, ETA {left:,.0f} s, {summary(metrics)}")
+        if self._options.log_every and self._iterations % self._options.log_every == 0:
+            self._console.print(_table(metrics))
+
+    def close(self) -> None:
+        """Stop the bar and show the last metrics."""
+        with contextlib.suppress(OSError):  # a terminal that has gone
+            if self._bar is not None:
+                self._bar.stop()
+            if self._last:
+                self._console.print(_table(self._last))
+
+
+class _TwoLineProgress(Progress):
+    """The bar, and the summary under it, which wraps in a narrow terminal."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The bar's own table, then the summary."""
+        yield from super().get_renderables()
+        for task in self.tasks:
+            yield Text(task.fields["summary"], no_wrap=False, overflow="fold")
+
+
+def summary(metrics: Mapping[str, float]) -> str:
+    """The few numbers that tell whether a run is well."""
+    health = [f"{name} {metrics[name]:{form}}" for name, form in _HEALTH.items() if name in metrics]
+    first = f"{metrics['steps_per_second']:,.0f} steps/s return {number(metrics['episode_return'])}"
+    return " ".join([first, *health])
+
+
+def _table(metrics: Mapping[str, float]) -> Table:
+    """Every metric of an iteration, in two columns."""
+    table = Table(title=f"iteration {int(metrics['iteration'])}", show_header=False, title_justify="left")
+    items = list(metrics.items())
+    half = -(-len(items) // 2)
+    for i in range(half):
+        table.add_row(*[cell for name, value in items[i::half] for cell in (name, f"{value:,.6g}")])
+    return table
+
+
+def make_console(*, quiet: bool = False) -> Console:
+    """Where progress goes: standard error, so that standard output stays free for results."""
+    return Console(file=sys.stderr, soft_wrap=True, markup=False, highlight=False, quiet=quiet)
+
+
+def log_handler(console: Console) -> logging.Handler:
+    """Log records above the progress bar in a terminal, and unbroken lines in a file."""
+    if console.is_terminal:
+        return RichHandler(console=console, show_time=False, show_path=False, markup=False)
+    return logging.StreamHandler(sys.stderr)

@@ -1,0 +1,95 @@
+"""Metrics as TensorBoard events, one record per iteration, written by this thread.
+
+PyTorch's `SummaryWriter` writes from a thread of its own, whose failures surface elsewhere and later.
+"""
+
+import io
+import math
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from proxima.track.append_file import AppendFile
+
+# Group of a metric by the first of these names that begins it; all others are about the update.
+_GROUPS = {
+    "eval_": "eval",
+    "episode": "episodes",
+    "action_hold": "hold",
+    "decisions": "hold",
+    "steps_per_second": "speed",
+    "wall_time": "speed",
+    "worker_restarts": "faults",
+    "policy_loss": "losses",
+    "value_loss": "losses",
+    "q_loss": "losses",
+    "entropy": "losses",
+}
+_NOT_SHOWN = ("iteration", "global_step")  # the axis itself
+
+
+class TensorBoard:
+    """Writes an event file to the run's `tb/`."""
+
+    name = "TensorBoard"
+
+    def __init__(self, run_dir: Path, *, config: str = ""):
+        """`config` is shown as text."""
+        # Imported here: it takes a while, and only a run that writes it should pay.
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._event = Event
+        folder = run_dir / "tb"
+        folder.mkdir(exist_ok=True)
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.0"
+        self._path = folder / name
+        header = _record(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        self._file = AppendFile(self._path, header=header + _record(_text_event("config", config)))
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One event with all metrics that have a value."""
+        event = self._event(wall_time=time.time(), step=step)
+        for name, value in metrics.items():
+            if name not in _NOT_SHOWN and math.isfinite(value):
+                event.summary.value.add(tag=tag(name), simple_value=value)
+        self._path.parent.mkdir(exist_ok=True)  # somebody may have deleted it
+        self._file.append(_record(event))
+
+    def close(self) -> None:
+        """Write what is left and close the file."""
+        self._file.close()
+
+
+def tag(metric: str) -> str:
+    """The name of a metric in TensorBoard, which has a group in front."""
+    if metric.endswith("_seconds") and not metric.startswith("action_hold"):
+        return f"speed/{metric}"
+    group = next((group for start, group in _GROUPS.items() if metric.startswith(start)), "update")
+    return f"{group}/{metric}"
+
+
+def _record(event: Any) -> bytes:
+    """An event in the framing of event files: length and checksums around it."""
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    buffer = io.BytesIO()
+    RecordWriter(buffer).write(event.SerializeToString())
+    return buffer.getvalue()
+
+
+def _text_event(name: str, text: str) -> Any:
+    """A text for TensorBoard's page of texts, as a block of code."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.types_pb2 import DT_STRING
+
+    event = Event(wall_time=time.time(), step=0)
+    value = event.summary.value.add(tag=name)
+    value.metadata.plugin_data.plugin_name = "text"
+    value.tensor.dtype = DT_STRING
+    value.tensor.tensor_shape.dim.add(size=1)
+    indented = "\n".join(f"    {line}" for line in text.splitlines())  # Markdown for code
+    value.tensor.string_val.append(indented.encode())
+    return event
