@@ -4,7 +4,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: setup train test lint clean
+.PHONY: setup train test lint fuzz clean
 
 setup: $(STAMP)
 
@@ -25,6 +25,10 @@ lint: setup
 
 test: lint
 	$(VENV)/bin/pytest -n auto --maxprocesses 4 $(ARGS)
+
+# Random options against the command, seeded; not part of the tests.
+fuzz: setup
+	$(VENV)/bin/python -m tests.fuzz $(ARGS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
