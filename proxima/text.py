@@ -1,0 +1,31 @@
+"""How numbers are written in tables and sentences for people; files for programs keep every digit."""
+
+import math
+
+
+def number(value: float) -> str:
+    """Four significant digits, or one decimal from 1,000 on, without trailing zeros; "-" where there is no number.
+
+    Example:
+        >>> [number(x) for x in (0.946, -165.3, 9084.2, 1234567.8, -0.0, float("nan"))]
+        ['0.946', '-165.3', '9,084.2', '1,234,568', '0', '-']
+    """
+    if math.isnan(value):
+        return "-"
+    if value == 0:
+        return "0"
+    short = f"{value:.4g}"
+    size = abs(float(short))
+    if not 1e3 <= size < 1e12:
+        return short
+    return f"{value:,.0f}" if size >= 1e5 else f"{value:,.1f}".removesuffix(".0")
+
+
+def percent(share: float) -> str:
+    """A share in whole percent, never "-0%"; "-" where there is no number.
+
+    Example:
+        >>> [percent(x) for x in (0.271, -0.001, -0.34)]
+        ['27%', '0%', '-34%']
+    """
+    return "-" if math.isnan(share) else f"{share:.0%}".replace("-0%", "0%")
