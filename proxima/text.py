@@ -2,9 +2,13 @@
 
 import math
 
+_ROUNDING = 1e-9
 
-def number(value: float) -> str:
+
+def number(value: float, *, scale: float = 0.0) -> str:
     """Four significant digits, or one decimal from 1,000 on, without trailing zeros; "-" where there is no number.
+
+    `scale` is the size of the numbers that the value was computed from: beside it, rounding errors are shown as 0.
 
     Example:
         >>> [number(x) for x in (0.946, -165.3, 9084.2, 1234567.8, -0.0, float("nan"))]
@@ -12,7 +16,7 @@ def number(value: float) -> str:
     """
     if math.isnan(value):
         return "-"
-    if value == 0:
+    if abs(value) <= _ROUNDING * scale or value == 0:
         return "0"
     short = f"{value:.4g}"
     size = abs(float(short))

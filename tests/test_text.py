@@ -30,6 +30,10 @@ def test_numbers_keep_the_digits_that_matter(value: float, text: str) -> None:
     assert number(value) == text
 
 
+def test_rounding_errors_are_zero() -> None:
+    assert number(5.5e-13, scale=500.0) == "0" and number(5.5e-13) == "5.5e-13" and number(-0.5, scale=500.0) == "-0.5"
+
+
 @pytest.mark.parametrize(
     ("share", "text"),
     [(0.27, "27%"), (-0.0, "0%"), (-0.004, "0%"), (-0.1, "-10%"), (10.0, "1000%"), (float("nan"), "-")],

@@ -54,7 +54,7 @@ def returns(comparison: Comparison, name: str, against: str, path: Path) -> Path
     figure, axes = plt.subplots(figsize=(7.2, 4.4), layout="constrained")
     for i, group in enumerate(comparison.groups):
         _draw_band(axes, group, name, against, i)
-    if comparison.threshold is not None:
+    if comparison.threshold is not None and name == RETURN:
         label = f"threshold {number(comparison.threshold)}"
         axes.axhline(comparison.threshold, color=GREY, lw=0.9, ls=":", label=label)
     axes.set_xlabel(AXES[against])
@@ -86,9 +86,8 @@ def finals(comparison: Comparison, path: Path) -> Path:
         axes.plot(result.finals, np.full(len(result.finals), place), "o", color=colour, ms=4)
     axes.set_yticks(range(len(results)), [_wrapped(result.label, 28) for result in reversed(results)])
     axes.set_ylim(-0.6, len(results) - 0.4)
-    bars = "with 95 % interval" if all(result.seeds >= FEWEST for result in results) else ""
-    bars = bars or f"(95 % interval from {FEWEST} seeds on)" * any(result.seeds >= FEWEST for result in results)
-    axes.set_xlabel(f"final training return: dots are runs, the line is the IQM {bars}".rstrip())
+    bars = "; bar: its 95 % interval" if any(result.seeds >= FEWEST for result in results) else ""
+    axes.set_xlabel(f"final training return\ndots: runs; line: IQM{bars}")
     _warn_of_envs(axes, comparison)
     return save(figure, path)
 
@@ -133,11 +132,8 @@ def _draw_band(axes: Axes, group: Group, name: str, against: str, place: int) ->
     if found is None:
         return
     colour = COLOURS[place % len(COLOURS)]
-    seeds = (
-        f"{group.seeds} seeds, {'95 % interval' if found.is_interval else 'min to max'}"
-        if group.seeds > 1
-        else "1 seed"
-    )
+    kind = "95 % interval" if found.is_interval else "min to max"
+    seeds = f"{group.seeds} seeds, {kind}" if group.seeds > 1 else "1 seed"
     axes.plot(found.x, found.mean, color=colour, lw=1.5, label=_wrapped(f"{group.label} ({seeds})", 60))
     if len(group.runs) > 1:
         axes.fill_between(found.x, found.low, found.high, color=colour, alpha=0.18, lw=0)
