@@ -1,13 +1,35 @@
-"""Numbers as people read them."""
+"""How numbers are written in tables and sentences for people; files for programs keep every digit."""
 
 import math
 
+_ROUNDING = 1e-9
 
-def number(value: float) -> str:
-    """A return or another measured value: thousands separated, and digits enough where it is small."""
-    if not math.isfinite(value):
-        return "-" if math.isnan(value) else str(value)
-    if abs(value) >= 100:
-        return f"{value:,.1f}"
-    text = f"{value:.4g}" if abs(value) >= 1 else f"{value:.3g}"
-    return "0" if float(text) == 0 else text
+
+def number(value: float, *, scale: float = 0.0) -> str:
+    """Four significant digits, or one decimal from 1,000 on, without trailing zeros; "-" where there is no number.
+
+    `scale` is the size of the numbers that the value was computed from: beside it, rounding errors are shown as 0.
+
+    Example:
+        >>> [number(x) for x in (0.946, -165.3, 9084.2, 1234567.8, -0.0, float("nan"))]
+        ['0.946', '-165.3', '9,084.2', '1,234,568', '0', '-']
+    """
+    if math.isnan(value):
+        return "-"
+    if abs(value) <= _ROUNDING * scale or value == 0:
+        return "0"
+    short = f"{value:.4g}"
+    size = abs(float(short))
+    if not 1e3 <= size < 1e12:
+        return short
+    return f"{value:,.0f}" if size >= 1e5 else f"{value:,.1f}".removesuffix(".0")
+
+
+def percent(share: float) -> str:
+    """A share in whole percent, never "-0%"; "-" where there is no number.
+
+    Example:
+        >>> [percent(x) for x in (0.271, -0.001, -0.34)]
+        ['27%', '0%', '-34%']
+    """
+    return "-" if math.isnan(share) else f"{share:.0%}".replace("-0%", "0%")

@@ -76,28 +76,33 @@ ODD_MAPPINGS = (
 
 
 def value_of(option: Option, rng: random.Random) -> str:
-    """Any value: an ordinary one, one at the edge of the range, or nonsense."""
+    """Mostly an ordinary value; sometimes one at the edge of the range, or nonsense."""
+    is_odd = rng.random() < 0.12
     if option.name == "env":
-        return rng.choice(ENVS)
+        return rng.choice(ENVS if is_odd else ENVS[:12])
     if option.name in SIZES:
-        return rng.choice((*SIZES[option.name], "0", "abc")) if rng.random() < 0.9 else rng.choice(ODD_NUMBERS)
+        return rng.choice((*ODD_NUMBERS, *SIZES[option.name])) if is_odd else rng.choice(SIZES[option.name])
     if option.choices:
-        return rng.choice((*option.choices, "bogus")) if rng.random() < 0.9 else ""
+        return rng.choice(("bogus", "")) if is_odd else rng.choice(option.choices)
     if isinstance(option.default, bool):
-        return rng.choice(("True", "False", "on", "maybe"))
+        return "maybe" if is_odd else rng.choice(("True", "False", "on", "no"))
     if isinstance(option.default, dict):
         return rng.choice(ODD_MAPPINGS)
     if option.type in (str, str | None):
         return rng.choice(("", "x", "é", "/dev/null", "a" * 300))
-    if rng.random() < 0.3:
+    if is_odd:
         return rng.choice(ODD_NUMBERS)
-    limits = [limit for limit in option.bounds.values() if limit is not None]
-    if limits and rng.random() < 0.3:
-        return str(rng.choice(limits))
-    number = 10 ** rng.uniform(-6, 4)
+    low = option.bounds.get(">=") or option.bounds.get(">") or 0
+    high = option.bounds.get("<=") or option.bounds.get("<") or 1e4
     is_whole = "int" in str(option.type)
-    values = [str(max(1, round(number)) if is_whole else number) for _ in range(2 if option.is_list else 1)]
-    return " ".join(values)
+    values = [rng.choice((low, high)) if rng.random() < 0.2 else _between(low, high, rng) for _ in range(2)]
+    texts = [str(max(1, round(value)) if is_whole else value) for value in sorted(values)]
+    return " ".join(texts) if option.is_list else texts[0]
+
+
+def _between(low: float, high: float, rng: random.Random) -> float:
+    """Small numbers as often as large ones."""
+    return min(max(10 ** rng.uniform(-5, 3), low), high)
 
 
 def command(seed: int) -> list[str]:
@@ -110,7 +115,7 @@ def command(seed: int) -> list[str]:
     if rng.random() < 0.2:
         given["memory"] = rng.choice(("gru", "lstm"))
         given["memory_size"] = "8"
-    for name in rng.sample(sorted(options), rng.randint(1, 6)):
+    for name in rng.sample(sorted(options), rng.randint(1, 5)):
         given[name] = value_of(options[name], rng)
     argv = ["train"]
     for name, value in given.items():

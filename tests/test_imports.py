@@ -9,11 +9,11 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "proxima"
 # What each room may import of ours, besides itself.
-FOUNDATION = {"errors", "yaml_files", "text", "options", "sections", "config", "machine", "compiling"}
+FOUNDATION = {"errors", "text", "yaml_files", "options", "sections", "config", "machine", "compiling"}
 ALLOWED = {
     "errors": set(),
-    "machine": set(),
     "text": set(),
+    "machine": set(),
     "yaml_files": {"errors"},
     "compiling": set(),
     "options": {"errors", "yaml_files"},

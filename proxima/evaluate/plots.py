@@ -11,21 +11,44 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
 
 from proxima.evaluate.policy_analysis import PolicyAnalysis
 from proxima.evaluate.value_analysis import ValueAnalysis
+from proxima.text import number
 
 BLUE, ORANGE, GREY, RED = "#1f6fb4", "#e07b39", "#7a7a7a", "#b8322a"
 MOST_POINTS = 4000
 SHOWN_EPISODES = 3
 MOST_DIMENSIONS = 24
+BINS = 41
+"""An odd number, so that a constant is in the middle of one."""
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write and forget a figure."""
+    """Write a figure with readable axes, and close it."""
+    for axes in figure.axes:
+        if axes.get_label() != "<colorbar>":
+            axes.set_xlim(_widened(*axes.get_xlim()))
+            axes.set_ylim(_widened(*axes.get_ylim()))
+        for axis in (axes.xaxis, axes.yaxis):
+            formatter = axis.get_major_formatter()
+            if isinstance(formatter, ScalarFormatter):  # ticks in full, not as differences from 5e2
+                formatter.set_useOffset(False)
+                formatter.set_powerlimits((-5, 9))
     figure.savefig(path, dpi=130)
     plt.close(figure)
     return path
+
+
+def _widened(low: float, high: float) -> tuple[float, float]:
+    """Limits of an axis or a histogram, wider where the values between them differ by rounding alone."""
+    level = max(abs(low), abs(high))
+    if high - low > max(1e-8, 1e-4 * level):
+        return low, high
+    centre = 0.5 * (low + high)
+    margin = 0.1 * level if level > 1e-8 else 0.5
+    return centre - margin, centre + margin
 
 
 def calibration(analysis: ValueAnalysis, path: Path) -> Path:
@@ -47,11 +70,12 @@ def calibration(analysis: ValueAnalysis, path: Path) -> Path:
     ends = np.array([analysis.predicted.min(), analysis.predicted.max()])
     slope, intercept = analysis.calibration
     if np.isfinite(slope):
-        axes.plot(ends, slope * ends + intercept, color=ORANGE, lw=1.5, label=f"fit, slope {slope:.2f}")
+        axes.plot(ends, slope * ends + intercept, color=ORANGE, lw=1.5, label=f"fit, slope {number(slope)}")
     axes.plot(ends, ends, color=GREY, lw=1.2, ls="--", label="perfect")
-    axes.set_xlabel("value that the critic predicted (units of reward)")
-    axes.set_ylabel("discounted return that came (units of reward)")
-    axes.set_title(f"Calibration: explained variance {analysis.explained_variance:.2f}, bias {analysis.bias:,.2f}")
+    axes.set_xlabel("predicted value (units of reward)")
+    axes.set_ylabel("discounted return (units of reward)")
+    bias = number(analysis.bias, scale=analysis.scale)
+    axes.set_title(f"Calibration: explained variance {number(analysis.explained_variance)}, bias {bias}")
     axes.legend(frameon=False)
     return save(figure, path)
 
@@ -83,7 +107,7 @@ def along_episodes(analysis: ValueAnalysis, path: Path) -> Path:
         for axes in (top, bottom):
             axes.axvline(episode.length - 1, color=colour, ls=":", lw=1.2)
         top.set_title(
-            f"episode {column + 1}: return {episode.return_:,.0f}, {episode.length} steps, {word}", fontsize=10
+            f"episode {column + 1}: return {number(episode.return_)}, {episode.length} steps, {word}", fontsize=10
         )
         bottom.set_xlabel("step")
     grid[0][0].set_ylabel("units of reward")
@@ -93,15 +117,15 @@ def along_episodes(analysis: ValueAnalysis, path: Path) -> Path:
 
 
 def error_by_time(analysis: ValueAnalysis, path: Path) -> Path:
-    """Bias and typical error against the steps that are left."""
+    """Bias and root mean squared error against the steps to the end."""
     figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
     centre, mean, rmse = analysis.error_by_time_to_end()
     axes.plot(centre, rmse, "o-", color=ORANGE, label="root mean squared error")
     axes.plot(centre, mean, "o-", color=BLUE, label="mean error (bias)")
     axes.axhline(0, color=GREY, lw=0.8)
     axes.set_xlabel("steps to the end of the episode")
-    axes.set_ylabel("prediction less outcome (units of reward)")
-    axes.set_title("Error of the critic by time to the end")
+    axes.set_ylabel("predicted value - discounted return")
+    axes.set_title("Error of the critic by steps to the end")
     axes.legend(frameon=False)
     return save(figure, path)
 
@@ -109,11 +133,13 @@ def error_by_time(analysis: ValueAnalysis, path: Path) -> Path:
 def value_map(value: Callable[[np.ndarray], np.ndarray], seen: np.ndarray, names: tuple[str, str], path: Path) -> Path:
     """The critic over two coordinates `[S, 2]`, with the states that were visited."""
     figure, axes = plt.subplots(figsize=(6.4, 5.2), layout="constrained")
-    low, high = seen.min(0), seen.max(0)
-    margin = 0.1 * np.maximum(high - low, 1e-6)
+    low, high = np.transpose([_widened(column.min(), column.max()) for column in seen.T])
+    margin = 0.1 * (high - low)
     x, y = (np.linspace(a, b, 121) for a, b in zip(low - margin, high + margin, strict=True))
     grid = np.stack(np.meshgrid(x, y), -1).reshape(-1, 2)
-    image = axes.pcolormesh(x, y, value(grid).reshape(len(y), len(x)), shading="nearest", cmap="viridis")
+    values = value(grid).reshape(len(y), len(x))
+    least, most = _widened(float(values.min()), float(values.max()))
+    image = axes.pcolormesh(x, y, values, shading="nearest", cmap="viridis", vmin=least, vmax=most)
     every = max(1, len(seen) // MOST_POINTS)
     axes.scatter(seen[::every, 0], seen[::every, 1], s=2, color="white", alpha=0.35, linewidths=0)
     axes.set_xlabel(names[0])
@@ -146,19 +172,15 @@ def _histogram(axes: Axes, analysis: PolicyAnalysis, i: int) -> None:
         axes.bar(choices, counts / len(values), color=BLUE)
         axes.set_xticks(range(int(analysis.low[i]), int(analysis.high[i]) + 1) if analysis.high[i] < 12 else choices)
     else:
-        axes.hist(values, bins=40, range=_span(values), weights=np.full(len(values), 1 / len(values)), color=BLUE)
+        limits = _widened(float(values.min()), float(values.max()))
+        axes.hist(values, bins=BINS, range=limits, weights=np.full(len(values), 1 / len(values)), color=BLUE)
         for bound in (analysis.low[i], analysis.high[i]):
             if np.isfinite(bound):
                 axes.axvline(bound, color=RED, ls=":", lw=1.2)
-    numbers = "" if analysis.discrete else f": mean {analysis.mean[i]:.2f}, std {analysis.std[i]:.2f}"
+    scale = float(np.abs(values).max())
+    mean, std = (number(float(found[i]), scale=scale) for found in (analysis.mean, analysis.std))
+    numbers = "" if analysis.discrete else f": mean {mean}, std {std}"
     axes.set_title(f"{analysis.names[i]}{numbers}", fontsize=9)
-
-
-def _span(values: np.ndarray) -> tuple[float, float]:
-    """From least to greatest, wide enough for bins: values that differ by rounding alone leave none."""
-    low, high = float(values.min()), float(values.max())
-    margin = max(0.0, 1e-4 * max(1.0, abs(low), abs(high)) - (high - low))
-    return low - margin, high + margin
 
 
 def action_summary(analysis: PolicyAnalysis, path: Path) -> Path:
@@ -166,16 +188,19 @@ def action_summary(analysis: PolicyAnalysis, path: Path) -> Path:
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.8), layout="constrained")
     place = np.arange(analysis.action.shape[1])
     if analysis.discrete:
-        left.bar(place, analysis.roughness, color=ORANGE, label="steps that change the choice")
+        left.bar(place, analysis.roughness, color=ORANGE, label="decisions that change it")
     else:
-        left.bar(place - 0.2, analysis.saturation, width=0.4, color=BLUE, label="steps at a bound")
-        left.bar(place + 0.2, analysis.roughness, width=0.4, color=ORANGE, label="change a step, of the range")
+        left.bar(place - 0.2, analysis.saturation, width=0.4, color=BLUE, label="decisions at a bound")
+        unit = "range" if analysis.bounded.all() else "range (unbounded: of the std)"
+        label = f"change per decision, of the {unit}"
+        left.bar(place + 0.2, analysis.roughness, width=0.4, color=ORANGE, label=label)
     left.set_xticks(place[:: -(-len(place) // 16)])
     left.set_xlabel("action dimension")
     left.set_ylabel("share")
     left.set_ylim(0, max(0.05, left.get_ylim()[1] * 1.25))
     left.legend(frameon=False, fontsize=9)
-    right.hist(analysis.entropy, bins=40, range=_span(analysis.entropy), color=BLUE)
+    limits = _widened(float(analysis.entropy.min()), float(analysis.entropy.max()))
+    right.hist(analysis.entropy, bins=BINS, range=limits, color=BLUE)
     right.set_xlabel("entropy of the policy (nats)")
     right.set_ylabel("steps")
     return save(figure, path)

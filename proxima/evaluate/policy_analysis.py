@@ -1,4 +1,4 @@
-"""What does the policy do? Its actions over some episodes, dimension by dimension."""
+"""What does the policy do? Its actions over some episodes, by dimension."""
 
 from dataclasses import dataclass
 
@@ -6,11 +6,14 @@ import numpy as np
 
 from proxima.evaluate.episodes import Episode
 from proxima.nets.spec import ActionSpec
+from proxima.text import number, percent
 
 NEAR_BOUND = 0.01
 """Share of the range within which an action counts as at its bound."""
 ROUGH = 0.2
-"""Mean change of an action from one decision to the next, as a share of its range, that real motors would not like."""
+"""Mean change of an action from one decision to the next, as a share of its range, above which it is rough."""
+MOST_LISTED = 4
+"""Dimensions, or choices of a dimension, that are named one by one."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class PolicyAnalysis:
 
     @classmethod
     def of(cls, episodes: list[Episode], spec: ActionSpec) -> "PolicyAnalysis":
-        """Of episodes with traces."""
+        """Analyse episodes with traces."""
         parts = [_columns(episode) for episode in episodes]
         action = np.concatenate(parts)
         discrete = spec.kind != "box"
@@ -55,58 +58,109 @@ class PolicyAnalysis:
 
     @property
     def saturation(self) -> np.ndarray:
-        """[A], share of the steps within a hundredth of the range from a bound; 0 where there is none."""
-        span = np.where(np.isfinite(self.high - self.low), self.high - self.low, 0.0)
+        """[A], share of the steps within a hundredth of the range from a bound; 0 for unbounded dimensions."""
+        span = np.where(self.bounded, self.high - self.low, 0.0)
         near = NEAR_BOUND * span
         at_bound = (self.action <= self.low + near) | (self.action >= self.high - near)
-        return np.where(np.isfinite(self.high - self.low), at_bound.mean(0), 0.0)
+        return np.where(self.bounded, at_bound.mean(0), 0.0)
 
     @property
     def roughness(self) -> np.ndarray:
-        """[A], mean change between decisions as a share of the range; discrete: how often the choice changes."""
+        """[A], mean change between decisions as a share of the range; discrete: share of decisions that change it.
+
+        For unbounded dimensions, as a multiple of their std.
+        """
         if not len(self.change):
             return np.zeros(self.action.shape[1])
         if self.discrete:
             return (self.change > 0).mean(0)
-        span = np.where(np.isfinite(self.high - self.low), self.high - self.low, np.maximum(self.std, 1e-12))
+        span = np.where(self.bounded, self.high - self.low, np.maximum(self.std, 1e-12))
         return (self.change / span).mean(0)
+
+    @property
+    def bounded(self) -> np.ndarray:
+        """[A] bool: whether a dimension has bounds on both sides."""
+        return np.isfinite(self.high - self.low)
 
     def lines(self) -> list[str]:
         """A few lines that say what it means."""
         size = self.action.shape[1]
-        busiest, idlest = int(self.std.argmax()), int(self.std.argmin())
         stuck = [self.names[i] for i in np.flatnonzero(self.std < 1e-6)]
         lines = [
             f"{size} action dimension{'s' * (size > 1)}, {len(self.action):,} decisions; entropy of the policy "
-            f"{self.entropy.mean():.2f} nats on average ({self.entropy.min():.2f} to {self.entropy.max():.2f}).",
+            f"{number(float(self.entropy.mean()))} nats on average ({number(float(self.entropy.min()))} to "
+            f"{number(float(self.entropy.max()))}).",
         ]
-        if size > 1 and not self.discrete:
-            lines.append(
-                f"It moves {self.names[busiest]} most (deviation {self.std[busiest]:.3g}) and {self.names[idlest]} "
-                f"least ({self.std[idlest]:.3g})."
-            )
-        if self.discrete:
-            lines += [self._choices(i) for i in range(min(size, 4))]
-            lines.append(f"It changes its choice in {self.roughness.mean():.0%} of its decisions.")
-        else:
-            worst = int(self.saturation.argmax())
-            meaning = _saturation_in_words(float(self.saturation.mean()), float(self.roughness.mean()))
-            lines.append(
-                f"{self.saturation.mean():.0%} of all actions are at a bound, most in {self.names[worst]} "
-                f"({self.saturation[worst]:.0%}): {meaning}"
-            )
-            lines.append(
-                f"From decision to decision an action changes by {self.roughness.mean():.1%} of its range: "
-                + ("rough, as real motors would not like." if self.roughness.mean() > ROUGH else "smooth.")
-            )
+        lines += self._discrete_lines() if self.discrete else self._continuous_lines()
         lines.append(f"Always the same: {', '.join(stuck)}." if stuck else "Every dimension is used.")
         return lines
 
+    def _discrete_lines(self) -> list[str]:
+        size = self.action.shape[1]
+        lines = [self._choices(i) for i in range(min(size, MOST_LISTED))]
+        if size > MOST_LISTED:
+            lines.append(f"The figure has the choices of the other {size - MOST_LISTED} dimensions.")
+        if size == 1:
+            return [*lines, f"It changes its action in {percent(self.roughness[0])} of its decisions."]
+        # Dimension by dimension: a mean over one that often changes and one that never does is true of neither.
+        order = np.argsort(-self.roughness, kind="stable")
+        shares = ", ".join(f"{self.names[i]} in {percent(self.roughness[i])}" for i in order[:MOST_LISTED])
+        rest = order[MOST_LISTED:]
+        if not len(rest):
+            return [*lines, f"It changes {shares} of its decisions."]
+        others = f"the other {len(rest)} in at most {percent(self.roughness[rest].max())}"
+        return [*lines, f"It changes {shares} of its decisions, {others}."]
+
+    def _continuous_lines(self) -> list[str]:
+        lines = []
+        if len(self.names) > 1:
+            busiest, idlest = int(self.std.argmax()), int(self.std.argmin())
+            high, low = (number(self.std[i], scale=np.abs(self.action[:, i]).max()) for i in (busiest, idlest))
+            lines.append(f"It moves {self.names[busiest]} most (std {high}) and {self.names[idlest]} least ({low}).")
+        bounded, free = np.flatnonzero(self.bounded), np.flatnonzero(~self.bounded)
+        if len(bounded):
+            lines += [self._saturation_line(bounded), self._roughness_line(bounded)]
+        if len(free):
+            most, least = self._extremes(self.roughness, free)
+            lines.append(
+                f"Unbounded actions, change from one decision to the next: most in {self.names[most]} "
+                f"({self.roughness[most]:.1f} std)"
+                + (f", least in {self.names[least]} ({self.roughness[least]:.1f} std)." if len(free) > 1 else ".")
+            )
+        return lines
+
+    def _saturation_line(self, which: np.ndarray) -> str:
+        most, least = self._extremes(self.saturation, which)
+        share = percent(self.saturation[most])
+        words = _saturation_in_words(float(self.saturation[most]), float(self.roughness[most]))
+        if len(which) == 1:
+            return f"{share} of the decisions are at a bound: it {words}"
+        return (
+            f"At a bound: most often {self.names[most]} ({share} of its decisions), least often {self.names[least]} "
+            f"({percent(self.saturation[least])}). {self.names[most].capitalize()} {words}"
+        )
+
+    def _roughness_line(self, which: np.ndarray) -> str:
+        most, least = self._extremes(self.roughness, which)
+        verdict = "Rough: hard on real motors." if self.roughness[most] > ROUGH else "Smooth."
+        share = f"{self.roughness[most]:.1%}"
+        if len(which) == 1:
+            return f"Change from one decision to the next: {share} of the range. {verdict}"
+        return (
+            f"Change from one decision to the next: most in {self.names[most]} ({share} of its range), least in "
+            f"{self.names[least]} ({self.roughness[least]:.1%}). {verdict}"
+        )
+
+    @staticmethod
+    def _extremes(values: np.ndarray, which: np.ndarray) -> tuple[int, int]:
+        """Of the dimensions `which`, the one with the greatest value and the one with the least."""
+        return int(which[values[which].argmax()]), int(which[values[which].argmin()])
+
     def _choices(self, i: int) -> str:
         choices, counts = np.unique(self.action[:, i].astype(int), return_counts=True)
-        order = np.argsort(-counts, kind="stable")[:4]
-        shares = ", ".join(f"{choices[j]} in {counts[j] / len(self.action):.0%}" for j in order)
-        return f"{self.names[i]} is {shares} of its decisions."
+        order = np.argsort(-counts, kind="stable")[:MOST_LISTED]
+        shares = ", ".join(f"{choices[j]} in {percent(counts[j] / len(self.action))}" for j in order)
+        return f"{self.names[i].capitalize()} is {shares} of its decisions."
 
 
 def _columns(episode: Episode) -> np.ndarray:
@@ -116,5 +170,5 @@ def _columns(episode: Episode) -> np.ndarray:
 
 def _saturation_in_words(share: float, roughness: float) -> str:
     if share > 0.5:
-        return "it switches between extremes rather than steers." if roughness > ROUGH else "it stays at its limits."
-    return "it often asks for more than there is." if share > 0.1 else "it has room to steer."
+        return "switches between its bounds." if roughness > ROUGH else "stays at its bounds."
+    return "is often clipped." if share > 0.1 else "is seldom clipped."

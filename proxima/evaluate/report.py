@@ -1,4 +1,4 @@
-"""Figures, one page that needs nothing else, and a few lines of text about a trained agent."""
+"""Report on a trained agent: figures, a self-contained HTML page and a few lines of text."""
 
 import html
 from pathlib import Path
@@ -18,7 +18,7 @@ from proxima.nets.make import Agent
 
 
 def write_report(evaluation: Evaluation, *, value: bool, policy: bool) -> tuple[Path, list[str]]:
-    """Analyse traced episodes into the run's `report/`; returns the page and the lines that sum it up."""
+    """Write an analysis of traced episodes to the run's `report/`; returns the page and the summary lines."""
     from proxima.evaluate import plots  # a second to import
 
     folder = Path(evaluation.checkpoint)
@@ -47,23 +47,23 @@ def write_report(evaluation: Evaluation, *, value: bool, policy: bool) -> tuple[
             ]
             sections.append(("What does the policy do?", actions.lines(), figures))
         index = target / "index.html"
-        index.write_text(_page(evaluation, sections))
+        index.write_text(_page(evaluation, sections), encoding="utf-8", errors="replace")
     except OSError as error:
-        raise UsageError(f"the report cannot be written to {target}: {error.strerror}.") from None
+        raise UsageError(f"the report cannot be written to {target}: {error.strerror or error}.") from None
     said = [line for _, lines, _ in sections for line in lines]
     if value and evaluation.deterministic:
-        said.append("The critic learned the value of sampled actions: --stochastic judges it by that.")
+        said.append("The critic estimates the value of the stochastic policy: use --stochastic to judge it.")
     return index, said
 
 
 def _value_map(agent: Agent, evaluation: Evaluation, path: Path) -> list[Path]:
-    """Where an observation is two numbers, or an angle as cosine and sine with its velocity."""
+    """A value map where an observation is two numbers, or an angle as cosine and sine with its velocity."""
     from proxima.evaluate import plots
 
     obs = agent.spec.obs
     traces = [episode.trace for episode in evaluation.episodes if episode.trace is not None]
     if list(obs) != ["obs"] or obs["obs"].shape not in ((2,), (3,)) or agent.state_size:
-        return []  # with a memory, a value is not one of the observation alone
+        return []  # the value of a recurrent policy does not depend on the observation alone
     seen = np.concatenate([trace.obs["obs"] for trace in traces])
     circle = obs["obs"].shape == (3,)
     if circle and not np.allclose(seen[:, 0] ** 2 + seen[:, 1] ** 2, 1.0, atol=1e-3):
@@ -91,8 +91,8 @@ def _page(evaluation: Evaluation, sections: list[tuple[str, list[str], list[Path
     parts = [
         f"<h1>{html.escape(evaluation.env)}</h1>",
         f"<p>{len(evaluation.episodes)} {'deterministic' if evaluation.deterministic else 'stochastic'} episodes, seed "
-        f"{evaluation.seed}, of <code>{html.escape(Path(evaluation.checkpoint).name)}</code>. IQM is the mean of the "
-        "middle half, with its 95 % bootstrap interval.</p>",
+        f"{evaluation.seed}, of <code>{html.escape(Path(evaluation.checkpoint).name)}</code>. IQM is the "
+        "interquartile mean, with its 95 % bootstrap interval.</p>",
         page.table(("", "mean", "std", "median", "IQM", "95 % interval", "min", "max"), rows),
         page.paragraph(shares) if shares else "",
     ]

@@ -1,24 +1,26 @@
-"""Numbers that describe a handful of episodes honestly."""
+"""Summary statistics of a few episodes or runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from proxima.text import number
+
 RESAMPLES = 2000
 FEWEST = 5
-"""Values below which a bootstrap interval promises more than it keeps."""
+"""Fewer values than this are too few for a bootstrap interval or a probability."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """One quantity over the episodes."""
+    """Summary of one quantity over episodes or runs."""
 
     mean: float
     std: float
     median: float
     iqm: float
-    """Interquartile mean: of the middle half, so that a few odd episodes do not decide (Agarwal et al. 2021)."""
+    """Interquartile mean: mean of the middle half, robust to a few outliers (Agarwal et al. 2021)."""
     iqm_low: float
     iqm_high: float
     """95 % bootstrap interval of the interquartile mean."""
@@ -45,15 +47,10 @@ class Summary:
         )
 
     def cells(self) -> tuple[str, ...]:
-        """Mean, deviation, median, IQM, its interval, least and greatest, for a table."""
+        """Mean, std, median, IQM, its interval, min and max, for a table."""
         interval = f"{number(self.iqm_low)} to {number(self.iqm_high)}" if self.count >= FEWEST else "too few"
         first, last = (self.mean, self.std, self.median, self.iqm), (self.min, self.max)
         return *map(number, first), interval, *map(number, last)
-
-
-def number(value: float) -> str:
-    """One decimal, or three digits where that would hide a small number."""
-    return f"{value:,.1f}" if abs(value) >= 10 or value == round(value) else f"{value:.3g}"
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""How good is the critic? What it predicted, against the discounted return that came."""
+"""How good is the critic? Its predictions against the discounted returns that followed."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -6,10 +6,11 @@ from itertools import pairwise
 import numpy as np
 
 from proxima.evaluate.episodes import Episode
+from proxima.text import number, percent
 
 BINS = 12
 HARDLY = 0.02
-"""Deviation of the returns, as a share of their mean, below which there is nothing to explain."""
+"""Std of the returns, as a share of their mean, below which there is no variance to explain."""
 
 
 @dataclass(frozen=True)
@@ -19,15 +20,15 @@ class ValueAnalysis:
     gamma: float
     predicted: np.ndarray  # [S]
     realised: np.ndarray  # [S], discounted
-    """Beyond a time limit the critic's own value of the last observation stands in."""
+    """After a time limit, bootstrapped with the critic's value of the last observation."""
     to_end: np.ndarray  # [S] int, env steps from the end of the step, or of the held action, to that of the episode
     borrowed: np.ndarray  # [S] bool
-    """So near to a time limit that the outcome is mostly the critic's own value: it says little about the critic."""
+    """So near to a time limit that the outcome is mostly the bootstrapped value: it says little about the critic."""
     episodes: list[Episode]
 
     @classmethod
     def of(cls, episodes: list[Episode], *, gamma: float, smdp: bool = True) -> "ValueAnalysis":
-        """Of episodes with traces; `smdp` tells whether the critic discounts held actions by their duration."""
+        """Analyse episodes with traces; `smdp`: whether the critic discounts held actions by their duration."""
         realised, predicted, to_end, borrowed = [], [], [], []
         horizon = round(1.0 / (1.0 - gamma)) if gamma < 1.0 else np.inf
         for episode in episodes:
@@ -41,13 +42,18 @@ class ValueAnalysis:
 
     @property
     def explained_variance(self) -> float:
-        """1 is a perfect critic, 0 one that knows only the mean; NaN where every return is the same."""
+        """1 is a perfect critic, 0 is what a constant reaches; NaN where every return is the same."""
         variance = float(self.realised.var())
         return 1.0 - float((self.realised - self.predicted).var()) / variance if variance > 0 else float("nan")
 
     @property
+    def scale(self) -> float:
+        """The largest magnitude of predictions and outcomes: differences far below it are rounding errors."""
+        return float(max(np.abs(self.predicted).max(), np.abs(self.realised).max()))
+
+    @property
     def bias(self) -> float:
-        """Mean of prediction less outcome: above 0, the critic hopes for too much."""
+        """Mean of prediction minus outcome: positive means overestimation."""
         return float((self.predicted - self.realised).mean())
 
     @property
@@ -76,7 +82,7 @@ class ValueAnalysis:
         return centre, mean, error
 
     def error_by_time_to_end(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Steps to the end (bin centres), mean error and root mean squared error there, without what is borrowed."""
+        """Steps to the end (bin centres), mean error and root mean squared error there, without the borrowed."""
         edges = np.unique(np.round(np.linspace(0, self.to_end.max() + 1, BINS + 1)).astype(int))
         error = self.predicted - self.realised
         counts = ~self.borrowed | self.borrowed.all()
@@ -91,23 +97,39 @@ class ValueAnalysis:
     def lines(self) -> list[str]:
         """Five lines that say what it means."""
         slope, intercept = self.calibration
-        scale = float(self.realised.std()) or 1.0
+        std = float(self.realised.std())
         _, _, rmse = self.error_by_time_to_end()
         ends = "larger near the end of an episode" if rmse[0] > 1.3 * rmse[-1] else "much the same at every distance"
         ends = "smaller near the end of an episode" if rmse[0] < rmse[-1] / 1.3 else ends
-        hope = "hopes for too much" if self.bias > 0 else "expects too little"
+        ends = "rounding errors" if number(self.rmse, scale=self.scale) == "0" else ends
+        direction = "overestimates" if self.bias > 0 else "underestimates"
+        size = number(abs(self.bias), scale=self.scale)
+        share = f", {percent(abs(self.bias) / std)} of the std of the returns" if self._vary else ""
+        bias = f"On average it {direction} by {size}{share}."
         count = len(self.episodes)
-        share = f"The critic explains {self.explained_variance:.0%} of the variance of the discounted returns"
-        if self.realised.std() < HARDLY * abs(float(self.realised.mean())):
-            share = "The discounted returns hardly vary: there is no variance to explain"
         return [
-            f"{share} ({len(self.predicted):,} decisions of {count} episode{'s' * (count > 1)}, gamma {self.gamma:g}).",
-            f"On average it {hope}, by {abs(self.bias):,.3g}: {abs(self.bias) / scale:.0%} of the returns' deviation.",
-            f"A typical error is {self.rmse:,.3g}, where returns vary by {scale:,.3g}.",
-            f"Outcomes follow predictions with slope {slope:.2f} and intercept {intercept:,.2f} (1 and 0 are perfect): "
+            f"{self._explained()} ({len(self.predicted):,} decisions of {count} episode{'s' * (count > 1)}, "
+            f"gamma {self.gamma:g}).",
+            bias if size != "0" else "On average it neither over- nor underestimates.",
+            f"Its root mean squared error is {number(self.rmse, scale=self.scale)}; the std of the returns is "
+            f"{number(std, scale=self.scale)}.",
+            f"Calibration: slope {number(slope)}, intercept {number(intercept)} (1 and 0 are perfect): "
             + _slope_in_words(slope),
             f"Its errors are {ends}.",
         ]
+
+    @property
+    def _vary(self) -> bool:
+        return float(self.realised.std()) > HARDLY * abs(float(self.realised.mean()))
+
+    def _explained(self) -> str:
+        if not self._vary:
+            return "The discounted returns hardly vary: there is no variance to explain"
+        share, what = self.explained_variance, "of the variance of the discounted returns"
+        if share >= 0.005:
+            return f"The critic explains {percent(share)} {what}"
+        worse = f": it is worse than a constant, with an explained variance of {number(share)}" if share < -0.05 else ""
+        return f"The critic explains none {what}{worse}"
 
 
 def discounted_returns(episode: Episode, *, gamma: float, smdp: bool = True) -> np.ndarray:

@@ -1,32 +1,38 @@
-"""What the curves of several groups of runs come to, with the uncertainty that a few seeds leave."""
+"""Summaries and comparisons of groups of runs, with the uncertainty that the number of seeds leaves."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from proxima.errors import UsageError
-from proxima.evaluate.statistics import RESAMPLES, Summary
+from proxima.evaluate.statistics import FEWEST, RESAMPLES, Summary
 from proxima.report.runs import Group, Run
 
 RETURN = "episode_return"
+EVALUATED = "eval_return"
 HEALTH = (
     *("approx_kl", "clip_fraction", "explained_variance", "entropy"),  # of PPO
     *("q_loss", "q_mean", "td_error", "epsilon"),  # of DQN
 )
 GRID = 200
 LAST_SHARE = 0.1
-"""Of a run, over which its final return is averaged."""
+"""Share of a run over which its final training return is averaged."""
+Improvement = dict[tuple[str, str], tuple[float, float, float]]
+"""By two labels: probability that a run of the first ends above one of the second, and its 95 % interval."""
 
 
 @dataclass
 class Band:
-    """Mean of a group's runs, and a 95 % bootstrap band around it where there are several."""
+    """Mean of a group's runs with a band around it."""
 
     x: np.ndarray
     mean: np.ndarray
     low: np.ndarray
     high: np.ndarray
+    is_interval: bool
+    """Whether the band is a 95 % bootstrap interval; with fewer than `FEWEST` seeds it is from min to max."""
 
 
 @dataclass
@@ -35,16 +41,19 @@ class Result:
 
     label: str
     seeds: int
+    finals: list[float]
+    """Mean training return in the last tenth of each run."""
     final: Summary
-    """Over seeds, of the mean return in the last tenth of a run."""
+    evaluated_finals: list[float]
+    """Return of each run's last evaluation; empty unless every compared run has one."""
+    evaluated: Summary | None
     area: float
     """Mean return over the env steps that all the compared runs have."""
     steps_to_threshold: float | None
     seconds_to_threshold: float | None
-    """Median over the runs that reached it; None where fewer than half did."""
+    """Median over runs; None where no more than half of them reached it, or there is no threshold."""
     reached: int
     steps_per_second: float
-    finals: list[float]
 
 
 @dataclass
@@ -53,36 +62,57 @@ class Comparison:
 
     groups: list[Group]
     results: list[Result]
-    threshold: float
-    improvement: dict[tuple[str, str], tuple[float, float, float]]
-    """By two labels: how likely a run of the first ends above one of the second, and its 95 % interval."""
+    threshold: float | None
+    """None where the envs differ and none was given: no return means the same in all of them."""
+    improvement: Improvement
+    """Of the final training return, for groups of the same env with at least `FEWEST` seeds each."""
+    evaluated_improvement: Improvement
+
+    @property
+    def envs(self) -> list[str]:
+        """Ids of the envs of all runs, without repetition."""
+        return sorted({env for group in self.groups for env in group.envs})
 
 
 def compare(groups: Sequence[Group], *, threshold: float | None = None) -> Comparison:
     """Compare groups of runs; without a threshold, four fifths of the way from the lowest to the best final return."""
-    for group in groups:
-        for run in group.runs:
-            if not len(run.curve(RETURN)[0]):
-                raise UsageError(f"{run.path} has no finished episode in it: nothing to compare yet.")
-    finals = [[final_return(run) for run in group.runs] for group in groups]
-    if threshold is None:
-        start = min(float(run.curve(RETURN)[1].min()) for group in groups for run in group.runs)
-        threshold = start + 0.8 * (max(float(np.mean(values)) for values in finals) - start)
-    end = min(float(run.curve(RETURN)[0][-1]) for group in groups for run in group.runs)
-    results = [
-        _result(group, values, threshold=threshold, end=end) for group, values in zip(groups, finals, strict=True)
+    if threshold is not None and not math.isfinite(threshold):
+        raise UsageError(f"threshold is {threshold}, but it must be a finite number.")
+    runs = [run for group in groups for run in group.runs]
+    for run in runs:
+        if not len(run.curve(RETURN)[0]):
+            raise UsageError(f"{run.path} has no finished episode in it: nothing to compare yet.")
+    if threshold is None and len({run.env for run in runs if run.env is not None}) < 2:
+        start = min(float(run.curve(RETURN)[1].min()) for run in runs)
+        best = max(float(np.mean([final_return(run) for run in group.runs])) for group in groups)
+        threshold = start + 0.8 * (best - start)
+    end = min(float(run.curve(RETURN)[0][-1]) for run in runs)
+    evaluated = all(len(run.curve(EVALUATED)[0]) for run in runs)
+    results = [_result(group, threshold=threshold, end=end, evaluated=evaluated) for group in groups]
+    pairs = [
+        (one, other)
+        for one, first in zip(results, groups, strict=True)
+        for other, second in zip(results, groups, strict=True)
+        if one is not other and min(one.seeds, other.seeds) >= FEWEST and comparable(first, second)
     ]
     improvement = {
-        (one.label, other.label): probability_of_improvement(one.finals, other.finals)
-        for one in results
-        for other in results
-        if one is not other
+        (one.label, other.label): probability_of_improvement(one.finals, other.finals) for one, other in pairs
     }
-    return Comparison(list(groups), results, threshold, improvement)
+    evaluated_improvement = {
+        (one.label, other.label): probability_of_improvement(one.evaluated_finals, other.evaluated_finals)
+        for one, other in pairs
+        if evaluated
+    }
+    return Comparison(list(groups), results, threshold, improvement, evaluated_improvement)
+
+
+def comparable(one: Group, other: Group) -> bool:
+    """Whether the returns of two groups are of the same env, as far as their configs say."""
+    return len({*one.envs, *other.envs}) <= 1
 
 
 def extra_curves(groups: Sequence[Group]) -> list[str]:
-    """Metrics of episodes besides return and length that every run has: success, and the env's own numbers."""
+    """Metrics of training episodes besides return and length that every run has: success, and the env's own."""
     runs = [run for group in groups for run in group.runs]
     names = [name for name in runs[0].columns if name.startswith("episode_")]
     names = [name for name in names if not name.startswith(("episode_return", "episode_length"))]
@@ -125,40 +155,47 @@ def probability_of_improvement(one: Sequence[float], other: Sequence[float]) -> 
     return float(above.mean()), float(low), float(high)
 
 
-def band(runs: Sequence[Run], name: str, *, against: str = "global_step") -> Band | None:
-    """A metric's mean over runs where all of them have it; None where one has none of it at all."""
-    curves = [run.curve(name, against=against) for run in runs]
+def band(group: Group, name: str, *, against: str = "global_step") -> Band | None:
+    """A metric's mean over the runs of a group; None where one of them does not have it."""
+    curves = [run.curve(name, against=against) for run in group.runs]
     if not all(len(x) for x, _ in curves):
         return None
     x = np.linspace(max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves), GRID)
     values = np.stack([np.interp(x, *curve) for curve in curves])  # [R, GRID]
+    if group.seeds < FEWEST:
+        return Band(x, values.mean(0), values.min(0), values.max(0), is_interval=False)
     chosen = np.random.default_rng(0).integers(0, len(values), (RESAMPLES // 4, len(values)))
     low, high = np.percentile(values[chosen].mean(1), (2.5, 97.5), axis=0)
-    return Band(x, values.mean(0), low, high)
+    return Band(x, values.mean(0), low, high, is_interval=True)
 
 
-def _result(group: Group, finals: list[float], *, threshold: float, end: float) -> Result:
-    reached = [found for found in (reach(run, threshold) for run in group.runs) if found is not None]
+def _result(group: Group, *, threshold: float | None, end: float, evaluated: bool) -> Result:
+    finals = [final_return(run) for run in group.runs]
+    evaluated_finals = [float(run.curve(EVALUATED)[1][-1]) for run in group.runs] if evaluated else []
+    level = math.inf if threshold is None else threshold
+    reached = [found for found in (reach(run, level) for run in group.runs) if found is not None]
     # Runs that did not reach it count as never: the median exists only if more than half did.
     padded = sorted(reached) + [(np.inf, np.inf)] * (len(group.runs) - len(reached))
     steps, seconds = (float(np.median(column)) for column in zip(*padded, strict=True))
     rates = [_rate(run) for run in group.runs]
     return Result(
         label=group.label,
-        seeds=len(group.runs),
+        seeds=group.seeds,
+        finals=finals,
         final=Summary.of(finals),
+        evaluated_finals=evaluated_finals,
+        evaluated=Summary.of(evaluated_finals) if evaluated else None,
         area=float(np.mean([area_under_curve(run, end=end) for run in group.runs])),
         steps_to_threshold=steps if np.isfinite(steps) else None,
         seconds_to_threshold=seconds if np.isfinite(seconds) else None,
         reached=len(reached),
         steps_per_second=float(np.median(rates)),
-        finals=finals,
     )
 
 
 def _rate(run: Run) -> float:
-    """Env steps a second, without the first iteration, in which things are compiled."""
+    """Env steps per second, without the first iteration, which includes compilation; NaN where no time has passed."""
     steps, seconds = run.columns["global_step"], run.columns["wall_time"]
-    if len(steps) == 1:
-        return float(steps[0] / seconds[0])
-    return float((steps[-1] - steps[0]) / (seconds[-1] - seconds[0]))
+    first = (steps[0], seconds[0]) if len(steps) > 1 else (0.0, 0.0)
+    passed = float(seconds[-1] - first[1])
+    return float(steps[-1] - first[0]) / passed if passed > 0 else math.nan

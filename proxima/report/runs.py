@@ -1,25 +1,25 @@
-"""Runs as their `metrics.jsonl` tells them, and which of them belong together."""
+"""Runs, and which of them are seeds of one experiment."""
 
-import json
 import math
+import pprint
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from proxima.config import all_options, find_option
+from proxima.config import find_option
 from proxima.errors import UsageError
+from proxima.report.run_files import FIRST_ALGORITHM, METRICS, is_file, joined, read_columns, read_options, read_parents
 
-METRICS = "metrics.jsonl"
 # Options that do not change what is learned: a group of runs may differ in them.
 _INCIDENTAL_SECTIONS = ("checkpoint", "evaluation", "track")
 _INCIDENTAL = ("name", "seed", "runs_dir", "device", "num_threads")
+_ALGORITHM_SECTIONS = ("ppo", "dqn")
 _MOST_IN_LABEL = 3
-FIRST_ALGORITHM = "ppo"
-"""Of runs from before there was a choice."""
+LONGEST_LABEL = 80
+"""Characters; more do not fit into a legend."""
 
 
 @dataclass
@@ -31,14 +31,22 @@ class Run:
     columns: dict[str, np.ndarray]
     """Every metric by iteration, NaN where it was not written."""
     ancestors: list[Path] = field(default_factory=list)
+    damaged: int = 0
+    """Rows of its metrics that could not be read, and were left out."""
 
     @property
     def seed(self) -> Any:
-        """The seed, as it says."""
+        """The seed; None where the config is missing."""
         return self.options.get("seed")
 
+    @property
+    def env(self) -> str | None:
+        """The env id; None where the config is missing."""
+        found = self.options.get("env")
+        return None if found is None else str(found)
+
     def curve(self, name: str, *, against: str = "global_step") -> tuple[np.ndarray, np.ndarray]:
-        """A metric and what it is drawn against, without the iterations in which it was not known."""
+        """x and y of a metric, without the iterations in which it has no value."""
         y = self.columns.get(name, np.full_like(self.columns["global_step"], math.nan))
         known = np.isfinite(y)
         return self.columns[against][known], y[known]
@@ -53,112 +61,90 @@ class Group:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Those of all its runs."""
+        """Options of the first run, which the others share (a group named by hand may differ)."""
         return self.runs[0].options
 
     @property
+    def seeds(self) -> int:
+        """Number of different seeds: runs of the same seed are no independent samples."""
+        known = {repr(run.seed) for run in self.runs if run.seed is not None}
+        return len(known) + sum(run.seed is None for run in self.runs)
+
+    @property
+    def envs(self) -> list[str]:
+        """Ids of the envs of its runs, without repetition."""
+        return sorted({run.env for run in self.runs if run.env is not None})
+
+    @property
     def algorithm(self) -> str:
-        """As its runs say; several where they do not agree."""
+        """In capitals; several joined by + where the runs differ."""
         return "+".join(sorted({str(run.options.get("algorithm", FIRST_ALGORITHM)).upper() for run in self.runs}))
 
 
 def load_groups(paths: Sequence[str]) -> list[Group]:
-    """Runs by the options that they share; `LABEL=PATH` puts all the runs of a path into one group of that name."""
+    """Group runs that share all options but the seed; `LABEL=PATH` makes one group of all the runs of a path."""
     named: dict[str, list[Run]] = {}
     others: list[Run] = []
     for text in paths:
         label, equals, path = text.partition("=")
-        if equals and not Path(text).exists():
+        if equals and not _exists(Path(text)):
+            _check_label(label, text)
             named.setdefault(label, []).extend(load_runs(Path(path)))
         else:
             others.extend(load_runs(Path(text)))
     groups = [Group(label, _without_ancestors(runs)) for label, runs in named.items()]
     by_options: dict[str, list[Run]] = {}
     for run in _without_ancestors(others):
-        by_options.setdefault(json.dumps(_essential(run.options), sort_keys=True, default=str), []).append(run)
+        by_options.setdefault(_plain(_essential(run.options)), []).append(run)
     found = [Group("", runs) for runs in by_options.values()]
     for group, label in zip(found, _labels(found), strict=True):
-        group.label = label
-    return [*groups, *found]
+        group.label = _shortened(label)
+    return _with_own_labels([*groups, *found])
 
 
 def load_runs(path: Path) -> list[Run]:
     """The run in a folder, or all runs in the folders below it."""
-    files = [path / METRICS] if (path / METRICS).is_file() else sorted(path.glob(f"*/{METRICS}"))
-    files = files or sorted(path.glob(f"*/*/{METRICS}"))
+    if is_file(path / METRICS):
+        return [load_run(path)]
+    is_folder = _exists(path) and path.is_dir()
+    files = (sorted(path.glob(f"*/{METRICS}")) or sorted(path.glob(f"*/*/{METRICS}"))) if is_folder else []
     if not files:
-        what = "holds no run (no metrics.jsonl in it or below)" if path.is_dir() else "is not a run's folder"
-        raise UsageError(f"{path} {what}: give the folders that `proxima train` made, such as runs/HalfCheetah-v5.")
+        what = "holds no run (no metrics.jsonl in it or below)" if is_folder else "is not a run's folder"
+        raise UsageError(
+            f"{_shortened(str(path))} {what}: give the folders that `proxima train` made, such as runs/HalfCheetah-v5."
+        )
     return [load_run(file.parent) for file in files]
 
 
 def load_run(folder: Path) -> Run:
-    """One run; what it was resumed from is put before it, where that can still be found."""
-    columns, ancestors = _read_columns(folder / METRICS), []
-    for parent in reversed(_parents(folder)):
-        ancestors.append(parent)
-        columns = _joined(_read_columns(parent / METRICS), columns)
-    return Run(folder, _read_options(folder), columns, ancestors)
+    """One run, with the history of the runs that it was resumed from where they can still be found."""
+    (columns, damaged), parents = read_columns(folder / METRICS), read_parents(folder)
+    for parent in reversed(parents):
+        before, more = read_columns(parent / METRICS)
+        columns, damaged = joined(before, columns), damaged + more
+    return Run(folder, read_options(folder), columns, parents, damaged)
 
 
 def differing(groups: Sequence[Group]) -> list[str]:
     """Names of the options that are not the same in all groups."""
     seen = [used_options(group) for group in groups]
     names = dict.fromkeys(name for options in seen for name in _essential(options))
-    return [
-        name
-        for name in names
-        if len({repr(options.get(name)) for options in seen}) > 1 and any(_is_told(name, options) for options in seen)
-    ]
+    shown = [name for name in names if any(_was_chosen(name, options) for options in seen)]
+    return [name for name in shown if len({_plain(options.get(name)) for options in seen}) > 1]
 
 
 def used_options(group: Group) -> dict[str, Any]:
-    """The options of a group, without those of an algorithm that it did not use."""
-    other = {"ppo": "dqn", "dqn": "ppo"}[str(group.options.get("algorithm", "PPO")).lower()]
-    return {name: value for name, value in group.options.items() if _section(name) != other}
+    """The options of a group, without those of algorithms that it did not use; all of them for an unknown algorithm."""
+    own = str(group.options.get("algorithm", FIRST_ALGORITHM)).lower()
+    unused = [section for section in _ALGORITHM_SECTIONS if own in _ALGORITHM_SECTIONS and section != own]
+    return {name: value for name, value in group.options.items() if _section(name) not in unused}
 
 
-def _is_told(name: str, options: dict[str, Any]) -> bool:
-    """Of what only one algorithm has, what somebody chose; all else."""
+def _was_chosen(name: str, options: dict[str, Any]) -> bool:
+    """Whether an option is worth showing: those of a single algorithm only where they differ from the default."""
     if name not in options:
         return False
-    return _section(name) not in ("ppo", "dqn") or options[name] != all_options()[name].default
-
-
-def _read_columns(file: Path) -> dict[str, np.ndarray]:
-    rows: list[dict[str, Any]] = []
-    lines = file.read_text(errors="replace").splitlines()
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-            if not {"global_step", "wall_time"} <= row.keys():
-                raise ValueError
-        except (ValueError, AttributeError):
-            if number == len(lines) and rows:  # cut short by a kill
-                break
-            raise UsageError(f"{file}, line {number} is not a line of metrics.") from None
-        rows.append(row)
-    if not rows:
-        raise UsageError(f"{file} is empty: the run has not finished an iteration yet.")
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: np.array([_number(row.get(name)) for row in rows]) for name in names}
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) else math.nan
-
-
-def _read_options(folder: Path) -> dict[str, Any]:
-    """All options in one level; none where the file is not there."""
-    try:
-        sections = yaml.safe_load((folder / "config.yaml").read_text())
-    except (OSError, yaml.YAMLError):
-        return {}
-    if not isinstance(sections, dict):
-        return {}
-    return {"algorithm": FIRST_ALGORITHM} | {
-        name: value for section in sections.values() if isinstance(section, dict) for name, value in section.items()
-    }
+    return _section(name) not in _ALGORITHM_SECTIONS or options[name] != find_option(name, source="config.yaml").default
 
 
 def _essential(options: dict[str, Any]) -> dict[str, Any]:
@@ -176,43 +162,8 @@ def _section(name: str) -> str | None:
         return None
 
 
-def _parents(folder: Path) -> list[Path]:
-    """The runs that a run descends from, the first one first; where folders were moved together, beside it."""
-    try:
-        lineage = yaml.safe_load((folder / "lineage.yaml").read_text())["lineage"]
-    except (OSError, TypeError, KeyError, yaml.YAMLError):
-        return []
-    found = []
-    for checkpoint in lineage:
-        parent = Path(str(checkpoint)).parent
-        places = [place for place in (parent, folder.parent / parent.name) if (place / METRICS).is_file()]
-        if places and places[0].resolve() != folder.resolve():
-            found.append(places[0])
-    return list(dict.fromkeys(found))
-
-
-def _joined(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """One history out of two: of the earlier run, what came before the later one's first iteration."""
-    kept = before["global_step"] < after["global_step"][0]
-    if not kept.any():
-        return after
-    names = dict.fromkeys([*before, *after])
-    lengths = int(kept.sum()), len(after["global_step"])
-    columns = {
-        name: np.concatenate(
-            [
-                before[name][kept] if name in before else np.full(lengths[0], math.nan),
-                after[name] if name in after else np.full(lengths[1], math.nan),
-            ]
-        )
-        for name in names
-    }
-    columns["wall_time"][lengths[0] :] += columns["wall_time"][lengths[0] - 1]
-    return columns
-
-
 def _without_ancestors(runs: Iterable[Run]) -> list[Run]:
-    """Each history once: a run that another one went on from is a part of that one."""
+    """Each history once: a run that another one was resumed from is part of that one."""
     unique = {run.path.resolve(): run for run in runs}
     continued = {parent.resolve() for run in unique.values() for parent in run.ancestors}
     return [run for path, run in unique.items() if path not in continued]
@@ -239,3 +190,44 @@ def _labels(groups: list[Group]) -> list[str]:
 
 def _with_algorithm(name: str, group: Group) -> str:
     return name if group.algorithm.lower() in name.lower() else f"{name} ({group.algorithm})"
+
+
+def _check_label(label: str, text: str) -> None:
+    if not label:
+        raise UsageError(f"{_shortened(text)!r} has no label before the `=`: write LABEL=RUN, or the run alone.")
+    if len(label) > LONGEST_LABEL:
+        raise UsageError(
+            f"the label {label[:20] + '...'!r} has {len(label):,} characters, and at most {LONGEST_LABEL} are shown: "
+            "give a shorter one."
+        )
+    if not label.isprintable():
+        raise UsageError(f"the label {label!r} has characters that cannot be printed: leave them out.")
+
+
+def _shortened(label: str) -> str:
+    printable = "".join(letter if letter.isprintable() else "?" for letter in label)
+    return printable if len(printable) <= LONGEST_LABEL else printable[: LONGEST_LABEL - 3] + "..."
+
+
+def _with_own_labels(groups: list[Group]) -> list[Group]:
+    """The groups, with a number after labels that occur before."""
+    taken: set[str] = set()
+    for group in groups:
+        label, number = group.label, 1
+        while group.label in taken:
+            number += 1
+            group.label = f"{label} ({number})"
+        taken.add(group.label)
+    return groups
+
+
+def _plain(value: Any) -> str:
+    """The same text for equal values of any type, whatever the order of their keys."""
+    return pprint.pformat(value, width=10**6, sort_dicts=True)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long; a NUL in it
+        return False

@@ -50,7 +50,7 @@ def test_returns_of_held_actions_by_hand() -> None:
     assert ValueAnalysis.of([held], gamma=0.5).to_end.tolist() == [5, 2, 0]
 
 
-def test_a_perfect_critic_and_a_hopeful_one() -> None:
+def test_a_perfect_critic_and_one_that_overestimates() -> None:
     reward = [1.0, 0.0, 3.0, 1.0, 2.0]
     truth = discounted_returns(episode(reward, np.zeros(5)), gamma=0.9)
     perfect = ValueAnalysis.of([episode(reward, truth)], gamma=0.9)
@@ -60,7 +60,7 @@ def test_a_perfect_critic_and_a_hopeful_one() -> None:
     hopeful = ValueAnalysis.of([episode(reward, 2 * truth + 3)], gamma=0.9)
     assert hopeful.calibration == (pytest.approx(0.5), pytest.approx(-1.5))
     assert hopeful.bias == pytest.approx(truth.mean() + 3)
-    assert "hopes for too much" in hopeful.lines()[1] and "exaggerates" in hopeful.lines()[3]
+    assert "overestimates" in hopeful.lines()[1] and "exaggerates" in hopeful.lines()[3]
     assert len(hopeful.lines()) == 5
 
 
@@ -87,7 +87,7 @@ def test_discrete_choices() -> None:
         [episode([0.0] * len(a), [0.0] * len(a), action=a) for a in actions], ActionSpec("discrete", (3,))
     )
     assert found.discrete and found.roughness.tolist() == [0.5]  # two of three, none of one
-    assert any("changes its choice in 50%" in line for line in found.lines())
+    assert "It changes its action in 50% of its decisions." in found.lines()
 
 
 @pytest.mark.parametrize("env", ["Pendulum-v1", "CartPole-v1"])
@@ -125,13 +125,13 @@ def test_words_fit_the_numbers() -> None:
     still = PolicyAnalysis.of(
         [episode([1.0] * 9, [1.0] * 9, action=np.ones((9, 1)))], ActionSpec("box", (1,), (-1.0,), (1.0,), shape=(1,))
     )
-    assert "it stays at its limits" in still.lines()[1] and not any("moves" in line for line in still.lines())
+    assert "stays at its bounds" in still.lines()[1] and not any("moves" in line for line in still.lines())
     chosen = np.array([0, 0, 0, 1])
     discrete = PolicyAnalysis.of(
         [episode([1.0] * 4, [1.0] * 4, action=chosen)], ActionSpec("discrete", (3,), start=(5,), dtype="int64")
     )
     assert discrete.action.ravel().tolist() == [5, 5, 5, 6] and (discrete.low[0], discrete.high[0]) == (5, 7)
-    assert "action 0 is 5 in 75%, 6 in 25% of its decisions." in discrete.lines()
+    assert "Action 0 is 5 in 75%, 6 in 25% of its decisions." in discrete.lines()
 
 
 def test_numbers_that_differ_by_rounding_alone_can_be_drawn(tmp_path: Path) -> None:
@@ -144,3 +144,94 @@ def test_numbers_that_differ_by_rounding_alone_can_be_drawn(tmp_path: Path) -> N
     analysis = PolicyAnalysis.of([nearly], ActionSpec("box", (1,), (-1.0,), (1.0,)))
     assert plots.action_distributions(analysis, tmp_path / "a.png").is_file()
     assert plots.action_summary(analysis, tmp_path / "b.png").is_file()
+
+
+def test_changes_are_reported_by_dimension_and_not_as_a_mean_of_unlike_ones() -> None:
+    # One key changes in 54 % of the decisions and the other never: a mean of 27 % would be true of neither.
+    first = np.cumsum([0] + [1] * 54 + [0] * 46) % 2
+    action = np.stack([first, np.zeros(101, int)], axis=1)
+    found = PolicyAnalysis.of([episode([0.0] * 101, [0.0] * 101, action=action)], ActionSpec("multi_binary", (2,)))
+    text = "\n".join(found.lines())
+    assert not any("27%" in line for line in found.lines() if "changes" in line)
+    assert "It changes action 0 in 54%, action 1 in 0% of its decisions." in text
+    wide = np.concatenate([action] + [np.zeros((101, 1), int)] * 9, axis=1)
+    found = PolicyAnalysis.of([episode([0.0] * 101, [0.0] * 101, action=wide)], ActionSpec("multi_binary", (11,)))
+    line = next(line for line in found.lines() if "changes" in line)
+    assert line.startswith("It changes action 0 in 54%, ") and line.endswith("the other 7 in at most 0%.")
+
+
+def test_shares_of_the_range_are_of_dimensions_that_have_one() -> None:
+    inf = float("inf")
+    action = np.stack([np.tile([-1.0, 1.0], 50), np.linspace(0.0, 9.0, 100), np.linspace(0.0, 0.1, 100)], axis=1)
+    spec = ActionSpec("box", (3,), (-1.0, -inf, -1.0), (1.0, inf, 1.0))
+    text = "\n".join(PolicyAnalysis.of([episode([0.0] * 100, [0.0] * 100, action=action)], spec).lines())
+    assert "most often action 0 (100% of its decisions), least often action 2 (0%)" in text
+    assert "most in action 0 (100.0% of its range), least in action 2 (0.1%)" in text
+    assert "rough" in text.lower()
+    free = ActionSpec("box", (3,), (-inf,) * 3, (inf,) * 3)
+    lines = PolicyAnalysis.of([episode([0.0] * 100, [0.0] * 100, action=action)], free).lines()
+    assert not any("at a bound" in line.lower() or "of its range" in line for line in lines)
+    assert any("most in action 0 (2.0 std)" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "said"),
+    [
+        ([3.0, 3.0, 3.0, 3.0], "The critic explains none of the variance"),
+        ([3.001, 3.0, 3.0, 3.0], "The critic explains none of the variance"),
+        ([-9.0, 5.0, -7.0, 3.0], "none of the variance of the discounted returns: it is worse than a constant"),
+        ([2.0, 4.0, 6.0, 8.0], "The critic explains 100% of the variance"),
+    ],
+)
+def test_explained_variance_is_never_minus_zero(predicted: list[float], said: str) -> None:
+    analysis = ValueAnalysis.of([episode([-2.0, -2.0, -2.0, 8.0], predicted)], gamma=1.0)
+    text = "\n".join(analysis.lines())
+    assert said in text and "-0%" not in text and "-0.00" not in text and "nan" not in text
+
+
+def test_returns_that_are_all_zero_have_no_variance_to_explain() -> None:
+    analysis = ValueAnalysis.of([episode([0.0] * 20, [0.0] * 20)], gamma=0.9)
+    text = "\n".join(analysis.lines())
+    assert "no variance to explain" in text and "nan" not in text and "overestimates" not in text
+
+
+def tick_labels(path: Path, monkeypatch: pytest.MonkeyPatch, draw: Any) -> list[str]:
+    """All tick labels and offset texts of the figure that `draw(path)` saves."""
+    from matplotlib.figure import Figure
+
+    texts: list[str] = []
+    save = Figure.savefig
+
+    def spy(figure: Figure, *args: Any, **kwargs: Any) -> None:
+        save(figure, *args, **kwargs)
+        for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+            texts.extend([axis.get_offset_text().get_text(), *(t.get_text() for t in axis.get_ticklabels())])
+
+    monkeypatch.setattr(Figure, "savefig", spy)
+    draw(path)
+    return [text for text in texts if text]
+
+
+@pytest.mark.parametrize("level", [0.0, 0.7, 500.0, -1e6])
+def test_figures_of_constants_have_readable_axes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: float) -> None:
+    from proxima.evaluate import plots
+
+    noise = np.spacing(level) * np.arange(30)  # constant but for rounding
+    constant = episode([0.0] * 30, level + noise, action=(level + noise)[:, None], terminated=False, final_value=level)
+    assert constant.trace is not None
+    constant.trace.entropy = level + noise
+    value = ValueAnalysis.of([constant], gamma=1.0)
+    inf = float("inf")
+    policy = PolicyAnalysis.of([constant], ActionSpec("box", (1,), (-inf,), (inf,)))
+    seen = np.full((30, 2), level) + noise[:, None]
+    for name, draw in {
+        "actions": lambda path: plots.action_distributions(policy, path),
+        "summary": lambda path: plots.action_summary(policy, path),
+        "calibration": lambda path: plots.calibration(value, path),
+        "episodes": lambda path: plots.along_episodes(value, path),
+        "error": lambda path: plots.error_by_time(value, path),
+        "map": lambda path: plots.value_map(lambda points: np.full(len(points), level), seen, ("x", "y"), path),
+    }.items():
+        labels = tick_labels(tmp_path / f"{name}.png", monkeypatch, draw)
+        monkeypatch.undo()
+        assert labels and not [label for label in labels if "e" in label or len(label) > 10], (name, labels)

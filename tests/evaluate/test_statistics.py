@@ -21,6 +21,14 @@ def test_a_summary_of_known_numbers() -> None:
     assert found == Summary.of([1.0, 2.0, 3.0, 10.0])
 
 
+def test_cells_keep_small_digits_and_round_large_ones() -> None:
+    assert Summary.of([0.946] * 5).cells()[0] == "0.946"
+    small = Summary.of([0.94612, 0.95, 0.96, 0.97, 0.98]).cells()
+    assert small[-2:] == ("0.9461", "0.98") and small[4].count("0.9") == 2
+    large = Summary.of([9084.23, 1000.0, 12.0]).cells()
+    assert large[-2:] == ("12", "9,084.2") and large[4] == "too few"
+
+
 def test_the_interval_covers_as_often_as_it_says() -> None:
     rng = np.random.default_rng(1)
     covered = 0

@@ -1,0 +1,122 @@
+"""Reads the files of a run folder: metrics, options and lineage. They may be damaged, or of another version."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from proxima.errors import UsageError
+from proxima.yaml_files import read_yaml
+
+METRICS = "metrics.jsonl"
+FIRST_ALGORITHM = "ppo"
+"""Of runs from before there was a choice."""
+LARGEST = 1e30
+"""Magnitude above which a number is taken for damage: sums of such numbers overflow."""
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; False also for paths that no file can have."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # too long; a NUL in it
+        return False
+
+
+def read_columns(file: Path) -> tuple[dict[str, np.ndarray], int]:
+    """Every metric by iteration, NaN where it has no value; and how many damaged rows were left out."""
+    try:
+        lines = [line for line in file.read_bytes().split(b"\n") if line.strip()]
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror or error}.") from None
+    rows = [row for row in map(_read_row, lines) if row is not None]
+    damaged = len(lines) - len(rows)
+    if not lines:
+        raise UsageError(f"{file} is empty: the run has not finished an iteration yet.")
+    if not rows:
+        raise UsageError(f"{file} has no whole row of metrics ({damaged:,} are damaged): leave this run out.")
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: np.array([row.get(name, math.nan) for row in rows]) for name in names}, damaged
+
+
+def _read_row(line: bytes) -> dict[str, float] | None:
+    """The metrics of an iteration; None where the line is damaged."""
+    try:
+        row = {name: _number(value) for name, value in json.loads(line.decode()).items()}
+    except (ValueError, AttributeError, TypeError, OverflowError, RecursionError):
+        return None
+    is_whole = all(0 <= row.get(name, math.nan) <= LARGEST for name in ("global_step", "wall_time"))
+    return row if is_whole else None
+
+
+def _number(value: Any) -> float:
+    if value is None:
+        return math.nan
+    if not isinstance(value, (int, float)):
+        raise TypeError
+    number = float(value)
+    if LARGEST < abs(number) < math.inf:
+        raise OverflowError
+    return number
+
+
+def read_options(folder: Path) -> dict[str, Any]:
+    """All options of a run in one level; none where it has no config.yaml."""
+    file = folder / "config.yaml"
+    if not file.exists():
+        return {}
+    sections = read_yaml(file, what="the config")
+    if sections is None:
+        return {}
+    if not isinstance(sections, dict):
+        raise UsageError(f"the config {file} holds a {type(sections).__name__}, but should hold sections of options.")
+    return {"algorithm": FIRST_ALGORITHM} | {
+        str(name): value
+        for section in sections.values()
+        if isinstance(section, dict)
+        for name, value in section.items()
+    }
+
+
+def read_parents(folder: Path) -> list[Path]:
+    """The runs that a run was resumed from, the first one first; where folders were moved together, beside it."""
+    file = folder / "lineage.yaml"
+    if not file.exists():
+        return []
+    content = read_yaml(file, what="the lineage")
+    lineage = content.get("lineage") if isinstance(content, dict) else None
+    if not isinstance(lineage, list):
+        found = "missing" if lineage is None else repr(lineage)[:80]
+        raise UsageError(
+            f"the lineage {file} cannot be used: lineage is {found}, but should be a list of checkpoints. Without the "
+            "file, the run is compared without the runs before it."
+        )
+    parents = []
+    for checkpoint in lineage:
+        parent = Path(str(checkpoint)).parent
+        places = [place for place in (parent, folder.parent / parent.name) if is_file(place / METRICS)]
+        if places and places[0].resolve() != folder.resolve():
+            parents.append(places[0])
+    return list(dict.fromkeys(parents))
+
+
+def joined(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """One history out of two: of the earlier run, what came before the later one's first iteration."""
+    kept = before["global_step"] < after["global_step"][0]
+    if not kept.any():
+        return after
+    names = dict.fromkeys([*before, *after])
+    lengths = int(kept.sum()), len(after["global_step"])
+    columns = {
+        name: np.concatenate(
+            [
+                before[name][kept] if name in before else np.full(lengths[0], math.nan),
+                after[name] if name in after else np.full(lengths[1], math.nan),
+            ]
+        )
+        for name in names
+    }
+    columns["wall_time"][lengths[0] :] += columns["wall_time"][lengths[0] - 1]
+    return columns
