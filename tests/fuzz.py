@@ -188,6 +188,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0, help="of the first configuration")
     parser.add_argument("--only", type=int, help="run this seed alone")
+    parser.add_argument("--verbose", action="store_true", help="show what became of every one")
     parser.add_argument("--timeout", type=float, default=120.0)
     arguments = parser.parse_args()
     seeds = range(arguments.seed, arguments.seed + arguments.count) if arguments.only is None else [arguments.only]
@@ -196,8 +197,9 @@ def main() -> int:
     context, counts, start = multiprocessing.get_context("fork"), {"ok": 0, "refused": 0, "wrong": 0}, time.monotonic()
     for seed in seeds:
         found = outcome(context, seed, arguments.timeout)
-        counts[found if found in counts else "wrong"] += 1
-        if found not in counts or arguments.only is not None:
+        kind = found.partition(":")[0]
+        counts[kind if kind in counts else "wrong"] += 1
+        if kind not in counts or arguments.only is not None or arguments.verbose:
             print(f"{seed}: {found}\n  proxima {' '.join(map(repr, command(seed)))}", flush=True)
     print(
         f"{counts['ok']} finished, {counts['refused']} refused, {counts['wrong']} wrong; "
