@@ -130,9 +130,8 @@ def verdict(code: int, errors: str, folder: Path) -> str:
         return "a traceback: " + errors.strip().splitlines()[-1]
     lines = [line for line in errors.splitlines() if line.startswith("proxima: ")]
     if code in (1, 2):
-        return (
-            "refused" if len(lines) == 1 and errors.rstrip().splitlines()[-1] == lines[0] else f"code {code}: {errors}"
-        )
+        is_one_line = len(lines) == 1 and errors.rstrip().splitlines()[-1] == lines[0]
+        return f"refused: {lines[0]}" if is_one_line else f"code {code}: {errors}"
     if code:
         return f"exit code {code}"
     rows = [json.loads(line) for path in folder.rglob("metrics.jsonl") for line in path.read_text().splitlines()]
