@@ -69,7 +69,7 @@ def test_nearest_id_is_none_where_nothing_is_near() -> None:
     ("options", "words"),
     [
         ({"env_kwargs": {"sutton_barto_rewards": True}}, "sutton_barto_rewards'; did you mean 'sutton_barto_reward'"),
-        ({"max_episode_steps": 0}, "max_episode_steps.*positive.*0"),
+        ({"max_episode_steps": 0}, "max_episode_steps is 0; it must be at least 1"),
         ({"num_envs": 0}, "num_envs is 0"),
         ({"mode": "asyncronous"}, "'asyncronous'.*did you mean 'async'"),
         ({"mode": "async", "num_workers": 0}, "num_workers is 0"),
