@@ -42,7 +42,8 @@ def _usage_error(spec: EnvSpec, error: BaseException) -> UsageError:
     text = first_line(error)
     if isinstance(error, gym.error.DependencyNotInstalled):
         if "box2d" in str(spec.entry_point).lower():
-            return UsageError(f'env {spec.id!r} needs Box2D: pip install "gymnasium[box2d]"')
+            why = f" ({first_line(error.__cause__)})" if error.__cause__ else ""
+            return UsageError(f'env {spec.id!r} needs Box2D{why}: pip install "gymnasium[box2d]"')
         return UsageError(f"env {spec.id!r} needs a package that is not installed: {text}")
     if isinstance(error, ModuleNotFoundError):
         return UsageError(f"env {spec.id!r} needs the package {error.name!r}, which cannot be imported")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -58,9 +59,9 @@ class Hostile(gym.Env):
         if where != self.where or (where == "step" and self.life != self.at):
             return
         if self.once is not None:
-            if os.path.exists(self.once):
+            if Path(self.once).exists():
                 return
-            open(self.once, "w").close()
+            Path(self.once).touch()
         misbehave(self.what)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:

@@ -1,4 +1,4 @@
-"""Envs that raise what is no Exception, return what cannot be read, or leave processes behind: the same in both modes."""
+"""Envs that raise what is no Exception, return what cannot be read, or leave processes behind, in both modes."""
 
 import os
 import signal
@@ -65,7 +65,7 @@ def test_whatever_an_env_raises_costs_only_its_own_episode(
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("what", ["sys.exit", "panic"])
 def test_a_constructor_that_raises_anything_is_one_line(what: str, mode: str) -> None:
-    with pytest.raises(UsageError, match="^cannot build env 'hostile/Hostile-v0': (SystemExit|Panic): ") as caught:
+    with pytest.raises(UsageError, match=r"^cannot build env 'hostile/Hostile-v0': (SystemExit|Panic): ") as caught:
         make_env("hostile/Hostile-v0", mode=mode, env_kwargs={"what": what, "where": "build"})
     assert "\n" not in str(caught.value)
 
