@@ -19,3 +19,10 @@ class EnvFailure(ProximaError):
 
 class NonFiniteError(ProximaError):
     """A NaN or an infinity in a reward, an observation or a loss. The run stops; the last good checkpoint stays."""
+
+
+class StopRequest(BaseException):
+    """Somebody asked the program to stop, by a signal for example. Not an Exception: nothing on the way up swallows it.
+
+    It may be raised in the middle of an env's step; whoever catches what env code raises lets this one pass.
+    """

@@ -7,7 +7,7 @@ rewards are discounted within a hold is in `docs/action-hold.md`. No torch here:
 import copy
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, SupportsFloat
 
@@ -116,7 +116,7 @@ class Decision(NamedTuple):
     """`sum gamma^i r_i`."""
     terminated: bool
     truncated: bool
-    info: dict[str, Any]
+    info: Mapping[str, Any]
     """Of the last step."""
     total: float
     """The undiscounted sum."""
@@ -125,7 +125,7 @@ class Decision(NamedTuple):
 
 
 def repeat(
-    step: Callable[[], tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]], hold: int, gamma: float
+    step: Callable[[], tuple[Any, SupportsFloat, bool, bool, Mapping[str, Any]]], hold: int, gamma: float
 ) -> Decision:
     """Call `step` `hold` times, or until the episode ends."""
     obs, first, terminated, truncated, info = step()

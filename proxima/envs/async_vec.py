@@ -19,7 +19,9 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 
 from proxima.envs import worker as wire
+from proxima.envs.checks import check_count
 from proxima.envs.env_group import Recipe, Wrapper, restart_seed
+from proxima.envs.exactness_trial import TRIAL_SECONDS
 from proxima.envs.gym_vec import MAX_FAILURES, GymVecEnv, logger
 from proxima.envs.plain import Plain
 from proxima.envs.snapshot import NotPlain
@@ -85,8 +87,7 @@ class AsyncVecEnv(GymVecEnv):
         super().__init__(num_envs=num_envs, spread_episodes=spread_episodes, max_failures=max_failures)
         if not hasattr(socket, "send_fds"):
             raise UsageError("async mode needs a POSIX system (Linux, macOS); use sync mode")
-        if num_workers is not None and num_workers < 1:
-            raise UsageError(f"num_workers is {num_workers}; it must be at least 1")
+        check_count("num_workers", num_workers)
         if step_timeout is not None and step_timeout <= 0:
             raise UsageError(f"step_timeout is {step_timeout}; it must be positive, or None to wait for ever")
         self.env_id = env_id
@@ -181,12 +182,14 @@ class AsyncVecEnv(GymVecEnv):
                 self._revive(worker, death)
 
     def _get_env_states(self) -> list[Plain] | str | None:
+        if any(worker.death for worker in self._workers):
+            return None
         for worker in self._workers:
             worker.command(wire.GET_STATE)
         answers = []
         for worker in self._workers:
             try:
-                answers.append(worker.wait()[1])
+                answers.append(self._answer(worker))
             except WorkerDied as death:
                 worker.death = death  # dealt with in the next step, whose transition it is that is lost
         if any(worker.death for worker in self._workers):
@@ -199,21 +202,35 @@ class AsyncVecEnv(GymVecEnv):
         for worker in self._workers:
             arguments = {"states": states[worker.start : worker.stop], "base_seed": self._base_seed}
             worker.command(wire.SET_STATE + wire.frame(pickle.dumps(arguments)), at_least=BUILD_SECONDS)
-        obstacles = [self._answer(worker) for worker in self._workers]
+        try:
+            obstacles = [self._answer(worker) for worker in self._workers]
+        except WorkerDied as death:
+            raise EnvFailure(f"a worker of env {self.env_id!r} {death.summary}") from None
         if any(obstacles):
             raise NotPlain(next(filter(None, obstacles)))
 
     def _why_inexact(self) -> str | None:
-        self._workers[0].command(wire.WHY_INEXACT, at_least=BUILD_SECONDS)
-        answer: str | None = self._answer(self._workers[0])
+        worker = self._workers[0]
+        if worker.death is not None:
+            return "whether its state is exact could not be tried: its worker died"
+        worker.command(wire.WHY_INEXACT, at_least=2 * BUILD_SECONDS + TRIAL_SECONDS)
+        try:
+            answer: str | None = self._answer(worker)
+        except WorkerDied as death:
+            worker.death = death  # replaced in the next step or reset, as any worker that dies
+            return f"whether its state is exact could not be tried: the worker {death.summary}"
         return answer
 
     def _answer(self, worker: Worker) -> Any:
-        """What a worker says to a question that is not a step; one that dies over it is no longer of use."""
-        try:
-            return worker.wait()[1]
-        except WorkerDied as death:
-            raise EnvFailure(f"worker {worker.index} of env {self.env_id!r} {death.summary}") from None
+        """What a worker says to a question that is not a step.
+
+        Raises:
+            WorkerDied: it died over the question.
+        """
+        kind, content = worker.wait()
+        if kind == wire.GAVE_UP:
+            raise EnvFailure(content[0])
+        return content
 
     def _reset_command(self, seeds: Sequence[int | None], *, spread_over: int) -> bytes:
         arguments = {"bank": self._bank, "seeds": seeds, "base_seed": self._base_seed, "spread_over": spread_over}
@@ -230,13 +247,15 @@ class AsyncVecEnv(GymVecEnv):
             raise EnvFailure(message)
 
     def _settle(self) -> None:
-        """Take the answers that an interrupted step left behind; what they say no longer matters."""
+        """Take the answers that an interrupted step left behind, which no longer matter; replace the dead."""
         for worker in self._workers:
             if worker.pending:
                 try:
                     worker.wait()
                 except WorkerDied as death:
-                    self._revive(worker, death)
+                    worker.death = death
+            if worker.death is not None:
+                self._revive(worker, worker.death)
 
     def _mark_lost(self, worker: Worker) -> None:
         """The step of a worker that died: cut off at the last observations that the agent saw."""

@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
+from proxima.envs.env_errors import asks_to_stop, first_line
 from proxima.envs.mario.rom import VARIABLE, find_rom
 from proxima.errors import UsageError
 
@@ -20,6 +21,10 @@ from proxima.errors import UsageError
 _DEAD_ENTRY_POINTS = ("_raise_mujoco_py_error", "_raise_shimmy_error")
 # Gymnasium's functional envs need JAX and are shown nowhere else either.
 _FUNCTIONAL_NAMESPACES = ("phys2d", "tabular")
+
+# Of a mistyped id and the one that is proposed for it, as difflib counts: 1 is the same.
+_LEAST_LIKENESS = 0.75
+_SHORTEST_BEGINNING = 5
 
 OURS = "proxima"
 """Namespace of the ids that are registered here."""
@@ -57,12 +62,28 @@ def is_emulator(spec: EnvSpec) -> bool:
     return spec.entry_point in _MAKES_EMULATORS
 
 
-def import_atari() -> bool:
-    """Have ale-py register its ids; False where it is not installed."""
-    if importlib.util.find_spec(_ATARI_PACKAGE) is None:
-        return False
-    importlib.import_module(_ATARI_PACKAGE)
-    return True
+def atari_obstacle() -> str | None:
+    """Have ale-py register its ids; None, or what keeps it from that: the command to install it, or its error."""
+    return INSTALL["atari"] if not _is_installed(_ATARI_PACKAGE) else import_obstacle(_ATARI_PACKAGE)
+
+
+def import_obstacle(module: str) -> str | None:
+    """Import a module; None, or why it cannot be imported, in one line. A broken package may raise anything."""
+    try:
+        importlib.import_module(module)
+    except BaseException as error:
+        if asks_to_stop(error):
+            raise
+        return f"{module} cannot be imported ({type(error).__name__}: {first_line(error)})"
+    return None
+
+
+def _is_installed(package: str) -> bool:
+    """Whether there is such a package; decided without importing it."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:  # it is imported, and has no spec
+        return True
 
 
 def _ours(spec: EnvSpec) -> EnvSpec:
@@ -111,9 +132,16 @@ def newest_version(env_id: str) -> str | None:
 
 def nearest_id(env_id: str) -> str | None:
     """The id that was probably meant, None where nothing is near."""
-    by_name = {base_name(known).lower(): known for known in live_ids()}
-    near = difflib.get_close_matches(base_name(env_id).lower(), by_name, n=1, cutoff=0.6)
-    return newest_version(by_name[near[0]]) if near else None
+    atari_obstacle()  # a game may be meant; its names come with the package
+    names: dict[str, str] = {}
+    for known in live_ids():
+        name = base_name(known).lower()
+        names[name] = known
+        names.setdefault(name.rpartition("/")[2], known)
+    wanted = base_name(env_id).lower()
+    longer = [name for name in names if name.startswith(wanted)] if len(wanted) >= _SHORTEST_BEGINNING else []
+    near = sorted(longer, key=len) or difflib.get_close_matches(wanted, names, n=1, cutoff=_LEAST_LIKENESS)
+    return newest_version(names[near[0]]) if near else None
 
 
 def find_spec(env_id: str) -> EnvSpec:
@@ -126,12 +154,14 @@ def find_spec(env_id: str) -> EnvSpec:
     if module:
         try:
             importlib.import_module(module)
-        except Exception as error:  # a module of somebody else's may raise anything
+        except BaseException as error:  # a module of somebody else's may raise anything
+            if asks_to_stop(error):
+                raise
             raise UsageError(
-                f"env {env_id!r}: cannot import the module {module!r}: {type(error).__name__}: {error}"
+                f"env {env_id!r}: cannot import the module {module!r}: {type(error).__name__}: {first_line(error)}"
             ) from error
-    if name.startswith(f"{ATARI}/") and not import_atari():
-        raise UsageError(f"env {name!r} needs ale-py: {INSTALL['atari']}")
+    if name.startswith(f"{ATARI}/") and (obstacle := atari_obstacle()):
+        raise UsageError(f"env {name!r} needs ale-py: {obstacle}")
     newest = newest_version(name)
     spec = gym.registry.get(name)
     if spec is None and base_name(name) == name and newest is not None:
@@ -153,17 +183,24 @@ def with_kwargs(spec: EnvSpec, env_kwargs: Any) -> EnvSpec:
     return replace(spec, kwargs={**spec.kwargs, **dict(env_kwargs or {})})
 
 
+def is_mujoco(spec: EnvSpec) -> bool:
+    """Whether the env is one of Gymnasium's MuJoCo tasks, by its entry point."""
+    entry_point = spec.entry_point
+    module = entry_point if isinstance(entry_point, str) else getattr(entry_point, "__module__", "")
+    return module.startswith("gymnasium.envs.mujoco.")
+
+
 def missing_package(spec: EnvSpec) -> str | None:
     """The command that provides what an env needs, None where it is there; decided without importing it."""
     entry_point = spec.entry_point
     module = entry_point.split(":")[0] if isinstance(entry_point, str) else getattr(entry_point, "__module__", "")
     if spec.entry_point == _MARIO:
-        if importlib.util.find_spec("stable_retro") is None:
+        if not _is_installed("stable_retro"):
             return INSTALL["mario"]
         return None if (rom := find_rom()) and rom.is_file() else f"export {VARIABLE}=<path of the game file>"
     if module.startswith("gymnasium.envs.box2d"):
-        return None if importlib.util.find_spec("Box2D") else 'pip install "gymnasium[box2d]"'
+        return None if _is_installed("Box2D") else 'pip install "gymnasium[box2d]"'
     package = "mujoco" if module.startswith("gymnasium.envs.mujoco") else module.split(".")[0]
-    if not package or package == "__main__" or importlib.util.find_spec(package):
+    if not package or package == "__main__" or _is_installed(package):
         return None
     return f"pip install {package}"

@@ -22,25 +22,28 @@ from gymnasium.envs.registration import EnvSpec
 
 from proxima.envs.action_hold import repeat
 from proxima.envs.catalog import find_spec, with_kwargs
+from proxima.envs.checks import check_count
+from proxima.envs.env_errors import asks_to_stop, env_errors_ignored, first_line
+from proxima.envs.exactness_trial import why_inexact
 from proxima.envs.mujoco_warnings import model_warnings
 from proxima.envs.plain import Plain
-from proxima.envs.snapshot import NotPlain, Snapshot, time_limit, why_inexact
+from proxima.envs.snapshot import NotPlain, Snapshot, time_limit
 from proxima.envs.spaces import Buffers, Layout, layout_of
+from proxima.envs.step_values import read_flag, read_info, read_reward, reported_number, reported_success
 from proxima.errors import EnvFailure, UsageError
 
 Wrapper = Callable[[gym.Env], gym.Env]
-# An env that calls sys.exit() has failed; Ctrl-C has not.
 ENV_ERRORS = (Exception, SystemExit)
+"""For drawing and evaluation, where nothing is replaced; here `asks_to_stop` decides."""
 
 
 def _usage_error(spec: EnvSpec, error: BaseException) -> UsageError:
     """What a failed construction means to the user, in one line."""
-    text = (str(error).strip() or repr(error)).splitlines()[0]
-    if isinstance(error, UsageError):
-        return error
+    text = first_line(error)
     if isinstance(error, gym.error.DependencyNotInstalled):
         if "box2d" in str(spec.entry_point).lower():
-            return UsageError(f'env {spec.id!r} needs Box2D: pip install "gymnasium[box2d]"')
+            why = f" ({first_line(error.__cause__)})" if error.__cause__ else ""
+            return UsageError(f'env {spec.id!r} needs Box2D{why}: pip install "gymnasium[box2d]"')
         return UsageError(f"env {spec.id!r} needs a package that is not installed: {text}")
     if isinstance(error, ModuleNotFoundError):
         return UsageError(f"env {spec.id!r} needs the package {error.name!r}, which cannot be imported")
@@ -87,6 +90,7 @@ class Recipe:
         Raises:
             UsageError: there is no such id; the nearest one is named.
         """
+        check_count("max_episode_steps", max_episode_steps)
         spec = with_kwargs(find_spec(env_id), env_kwargs)
         return cls(spec, env_id.rpartition(":")[0] or None, max_episode_steps, tuple(wrappers))
 
@@ -113,7 +117,9 @@ class Recipe:
             for wrapper in self.wrappers:
                 env = wrapper(env)
             return env
-        except ENV_ERRORS as error:
+        except BaseException as error:
+            if asks_to_stop(error) or isinstance(error, UsageError):
+                raise
             raise _usage_error(self.spec, error) from error
 
 
@@ -137,17 +143,6 @@ def restart_seed(base_seed: int, env_index: int, restarts: int) -> int:
     return int(np.random.SeedSequence((base_seed, env_index, restarts)).generate_state(1)[0])
 
 
-def reported_success(info: Mapping[str, Any]) -> float:
-    """1 or 0 as the env says at the end of an episode, under either of the usual names; NaN where it does not."""
-    value = info.get("is_success", info.get("success"))
-    return float(bool(value)) if isinstance(value, (bool, int, float, np.generic)) else np.nan
-
-
-def reported_number(value: Any) -> float:
-    """A number of `info`, 1 or 0 for a bool; NaN for what is missing or is not a number."""
-    return float(value) if isinstance(value, (int, float, np.bool_, np.integer, np.floating)) else np.nan
-
-
 class EnvGroup:
     """Envs `start` to `stop` of a vector env, stepped one after another, results written into buffers.
 
@@ -161,11 +156,16 @@ class EnvGroup:
         self.events: list[Failure] = []
         self._recipe = recipe
         self._base_seed = 0
-        self._envs = [recipe.build() for _ in range(start, stop)]
-        self._snapshots = [Snapshot(env) for env in self._envs]
+        self._envs: list[gym.Env] = []
         try:
+            for _ in range(start, stop):
+                self._envs.append(recipe.build())
+            self._snapshots = [Snapshot(env) for env in self._envs]
             self.layout: Layout = layout_of(self._envs[0])
-        except ENV_ERRORS as error:
+        except BaseException as error:
+            self.close()
+            if asks_to_stop(error) or isinstance(error, UsageError):
+                raise
             raise _usage_error(recipe.spec, error) from error
 
     def attach(self, buffers: Buffers) -> None:
@@ -186,7 +186,9 @@ class EnvGroup:
                 self._snapshots[row].before_reset(seed)
                 obs, _ = self._envs[row].reset(seed=seed)
                 self.layout.observation.write(obs, self._buffers.obs[bank], row)
-            except ENV_ERRORS:
+            except BaseException as error:
+                if asks_to_stop(error):
+                    raise
                 self._replace(row, bank, "reset")
             if spread_over and (limit := time_limit(self._envs[row])) is not None:
                 self._snapshots[row].set_elapsed(limit._max_episode_steps * (self.start + row) // spread_over)
@@ -204,26 +206,33 @@ class EnvGroup:
                 buffers.reward[row], buffers.total[row], buffers.duration[row] = done.reward, done.total, done.duration
                 buffers.terminated[row] = done.terminated
                 buffers.truncated[row] = done.truncated
-            except ENV_ERRORS:
+                if ended:
+                    buffers.success[row] = reported_success(done.info)
+                    for column, name in enumerate(self.layout.episode_info):
+                        buffers.info[row, column] = reported_number(done.info.get(name))
+            except BaseException as error:
+                if asks_to_stop(error):
+                    raise
                 self._mark_lost(row, bank)
                 self._replace(row, bank, "step")
                 continue
             buffers.failures[row] = 0
             if ended:
-                buffers.success[row] = reported_success(done.info)
-                for column, name in enumerate(self.layout.episode_info):
-                    buffers.info[row, column] = reported_number(done.info.get(name))
                 try:
                     self._snapshots[row].before_reset(None)
                     obs, _ = self._envs[row].reset()
                     write(obs, arrays, row)
-                except ENV_ERRORS:
+                except BaseException as error:
+                    if asks_to_stop(error):
+                        raise
                     self._replace(row, bank, "reset")
 
-    def _step_once(self, row: int) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def _step_once(self, row: int) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
         action = self._action(row)
         self._snapshots[row].before_step(action)
-        return self._envs[row].step(action)
+        obs, reward, terminated, truncated, info = self._envs[row].step(action)
+        ends = read_flag(terminated, "terminated"), read_flag(truncated, "truncated")
+        return obs, read_reward(reward), *ends, read_info(info)
 
     def get_state(self) -> list[Plain] | str:
         """The exact state of every env, or why one of them has become impossible to capture."""
@@ -231,21 +240,36 @@ class EnvGroup:
             return [snapshot.capture() for snapshot in self._snapshots]
         except NotPlain as error:
             return str(error)
+        except BaseException as error:  # out of an env's own get_state()
+            if asks_to_stop(error):
+                raise
+            return f"{type(error).__name__}: {first_line(error)}"
 
     def set_state(self, states: Sequence[Plain], *, base_seed: int) -> None:
-        """Put states of `get_state` into the envs."""
+        """Put states of `get_state` into the envs.
+
+        Raises:
+            NotPlain: a state does not fit, or the env failed over it.
+        """
         self._base_seed = base_seed
         for snapshot, state in zip(self._snapshots, states, strict=True):
-            snapshot.restore(state)
+            try:
+                snapshot.restore(state)
+            except NotPlain:
+                raise
+            except BaseException as error:
+                if asks_to_stop(error):
+                    raise
+                raise NotPlain(f"{type(error).__name__}: {first_line(error)}") from error
 
     def why_inexact(self) -> str | None:
         """Why a state put into another env does not go on exactly; None where it was tried and does."""
         return why_inexact(self._recipe.build)
 
     def close(self) -> None:
-        """Close every env, whatever they say to it."""
+        """Close every env, whatever they raise."""
         for env in self._envs:
-            with contextlib.suppress(*ENV_ERRORS):
+            with env_errors_ignored():
                 env.close()
         self._envs = []
 
@@ -285,7 +309,7 @@ class EnvGroup:
                 )
             buffers.restarts[row] += 1
             try:
-                with contextlib.suppress(*ENV_ERRORS):
+                with env_errors_ignored():
                     self._envs[row].close()
                 self._envs[row] = self._recipe.build()
                 self._snapshots[row] = Snapshot(self._envs[row])
@@ -294,5 +318,7 @@ class EnvGroup:
                 obs, _ = self._envs[row].reset(seed=seed)
                 self.layout.observation.write(obs, buffers.obs[bank], row)
                 return
-            except ENV_ERRORS:
+            except BaseException as error:
+                if asks_to_stop(error):
+                    raise
                 doing = "its restart"

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from proxima.envs.action_hold import Holder
 from proxima.envs.base import Episodes, Obs, Step, VecEnv
+from proxima.envs.checks import check_count, check_seed
 from proxima.envs.env_group import EnvGroup, Failure, Recipe, Wrapper
 from proxima.envs.plain import Plain, pack, unpack
 from proxima.envs.spaces import Buffers, Layout, buffer_bytes, map_buffers
-from proxima.errors import EnvFailure, UsageError
+from proxima.errors import EnvFailure
 
 logger = logging.getLogger("proxima")
 
@@ -29,10 +30,8 @@ class GymVecEnv(VecEnv):
     """Buffers, torch views of them, and episode statistics; where the envs run is left to the subclass."""
 
     def __init__(self, *, num_envs: int, spread_episodes: bool, max_failures: int) -> None:
-        if num_envs < 1:
-            raise UsageError(f"num_envs is {num_envs}; it must be at least 1")
-        if max_failures < 1:
-            raise UsageError(f"max_failures is {max_failures}; it must be at least 1")
+        check_count("num_envs", num_envs)
+        check_count("max_failures", max_failures)
         self.num_envs = num_envs
         self.device = torch.device("cpu")
         self.holder = Holder(num_envs)
@@ -79,9 +78,9 @@ class GymVecEnv(VecEnv):
     def reset(self, seed: int | None = None) -> Obs:
         """Start a new episode in every env. Env i is seeded with `seed + i`; with None the generators go on."""
         self._check_open()
+        check_seed(seed)
         if seed is not None:
-            if seed < 0:
-                raise UsageError(f"seed is {seed}; it must not be negative")
+            seed = int(seed)
             self._base_seed = seed
             self._buffers.restarts[:] = 0
             self.holder.seed(seed)

@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 from proxima.envs.base import VecEnv
 from proxima.envs.catalog import (
-    INSTALL,
     OURS,
+    atari_obstacle,
     base_name,
     find_spec,
-    import_atari,
+    import_obstacle,
     is_emulator,
+    is_mujoco,
     live_ids,
     missing_package,
     nearest_id,
     newest_version,
     version,
 )
+from proxima.envs.checks import check_count, check_env_kwargs
 from proxima.envs.env_group import Wrapper
 from proxima.errors import UsageError
 
@@ -37,15 +39,15 @@ class EnvListing:
 
     id: str
     backends: tuple[str, ...]
-    """What `--vec-env-mode` may be for it, the best first."""
+    """What `vec_env_mode` may be for it, the best first."""
     missing: str | None
-    """The command that installs what it needs, None where it is installed."""
+    """The command that installs what it needs, or why that cannot be imported; None where nothing is missing."""
     newest: bool
     """Whether no higher version of it is registered."""
 
     @property
     def status(self) -> str:
-        """The word installed, or the command that makes it so."""
+        """The word installed, or what is missing."""
         return self.missing or "installed"
 
 
@@ -53,8 +55,14 @@ def batch_refusal(env_id: str, env_kwargs: Mapping[str, Any] | None) -> str | No
     """Why the batch back end cannot serve an env, None where it can."""
     if tensor_task(env_id):
         return None
-    if is_emulator(find_spec(env_id)):
+    spec = find_spec(env_id)
+    if is_emulator(spec):
         return "an emulator plays one game at a time"
+    # Asked for MuJoCo's own envs alone: no other needs MuJoCo, which may be missing or broken.
+    if not is_mujoco(spec):
+        return f"{env_id} is not one of Gymnasium's MuJoCo tasks"
+    if obstacle := import_obstacle("mujoco") or import_obstacle("proxima.envs.mujoco_batch"):
+        return obstacle
     from proxima.envs.mujoco_batch import why_not
 
     return why_not(env_id, env_kwargs)
@@ -114,8 +122,16 @@ def make_env(
     if mode not in MODES:
         near = difflib.get_close_matches(str(mode), MODES, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise UsageError(f"vec_env_mode is {mode!r}; it must be one of {', '.join(MODES)}{hint}")
+        raise UsageError(f"mode is {mode!r}; it must be one of {', '.join(MODES)}{hint}")
+    check_count("num_envs", num_envs)
+    check_count("max_episode_steps", max_episode_steps)
+    check_count("num_threads", num_threads)
+    check_count("num_workers", num_workers)
+    check_count("max_failures", max_failures)
     spec = find_spec(env_id)
+    check_env_kwargs(env_kwargs, spec.kwargs)
+    if is_mujoco(spec) and (missing := missing_package(spec) or import_obstacle("mujoco")):
+        raise UsageError(f"env {spec.id!r} needs MuJoCo: {missing}")
     if mode in ("auto", "batch"):
         refusal = "wrappers only run in sync and async mode" if wrappers else batch_refusal(spec.id, env_kwargs)
         task = None if refusal else tensor_task(spec.id)
@@ -164,13 +180,15 @@ def make_env(
 def list_envs() -> list[EnvListing]:
     """Every registered id that can be trained, by name, the newest version of each first."""
     listings: list[EnvListing] = []
-    if not import_atari():  # one for all of them: their names come with the package
-        listings.append(EnvListing("ALE/Pong-v5", _EMULATOR_MODES, INSTALL["atari"], newest=True))
+    if obstacle := atari_obstacle():  # one for all of them: their names come with the package
+        listings.append(EnvListing("ALE/Pong-v5", _EMULATOR_MODES, obstacle, newest=True))
+    mujoco = import_obstacle("mujoco")
     for env_id in live_ids():
         spec = find_spec(env_id)
+        missing = missing_package(spec) or (mujoco if is_mujoco(spec) else None)
         backends: tuple[str, ...] = _EMULATOR_MODES
         if not is_emulator(spec):
-            backends = ("sync", "async") if batch_refusal(env_id, None) else ("batch", "sync", "async")
-        missing = missing_package(spec)
+            in_batch = not (is_mujoco(spec) and mujoco) and batch_refusal(env_id, None) is None
+            backends = ("batch", "sync", "async") if in_batch else ("sync", "async")
         listings.append(EnvListing(env_id, backends, missing, newest=newest_version(env_id) == env_id))
     return sorted(listings, key=lambda listing: (base_name(listing.id).lower(), -version(listing.id)))

@@ -4,7 +4,7 @@ Three ways. *Its own*: an env with `get_state()` and `set_state(state)` is taken
 looked into. *Attributes*: where every attribute of the env and its wrappers is data (numbers, text, arrays, generators,
 MuJoCo's `MjData`, containers of them, objects with nothing else in them), they are the state. *Replay*: an env of other
 kinds (Box2D, most games) is brought back by its generator as it was before the reset, and the episode's actions.
-Whether the way that applies is exact for an env is not believed but tried, by `why_inexact`.
+Whether the way that applies is exact for an env is tried at the start of a run, by `exactness_trial.py`.
 
 Knows numpy and Gymnasium, not torch: workers import it.
 """
@@ -12,7 +12,6 @@ Knows numpy and Gymnasium, not torch: workers import it.
 import copy
 import inspect
 import random
-import time
 import types
 from collections import deque
 from collections.abc import Callable
@@ -35,8 +34,6 @@ _CONSTANT_NAMES = {
 _BIT_GENERATORS = {"PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"}
 _BARE_SIZE = type("Bare", (), {}).__basicsize__
 _MAX_DEPTH = 4  # of objects in objects; beyond it, or around a circle, an env is replayed
-_TRIAL_STEPS = 40
-_TRIAL_SECONDS = 20.0
 
 
 class NotPlain(Exception):
@@ -103,71 +100,9 @@ class Snapshot:
             self.env.step(action)
 
 
-def why_inexact(build: Callable[[], gym.Env]) -> str | None:
-    """Try it: run an env for some episodes, restore its state into another, and see whether both go on alike."""
-    one, two = build(), build()
-    deadline = time.monotonic() + _TRIAL_SECONDS
-    try:
-        first, second = Snapshot(one), Snapshot(two)
-        rng = np.random.default_rng(0)
-        one.action_space.seed(0)
-        first.before_reset(11)
-        one.reset(seed=11)
-        worlds = _worlds(one)
-        for _ in range(3):  # what survives a reset must survive a snapshot too
-            for _ in range(int(rng.integers(5, _TRIAL_STEPS))):
-                if _step(first, one.action_space.sample())[2]:
-                    break
-            first.before_reset(None)
-            one.reset()
-        for _ in range(3):
-            if _step(first, one.action_space.sample())[2]:
-                first.before_reset(None)
-                one.reset()
-        if first.replays and any(before is after for before, after in zip(worlds, _worlds(one), strict=False)):
-            return "its Box2D world outlives an episode and remembers it, so a replay differs in the last bits"
-        second.restore(first.capture())
-        for step in range(1, 3 * _TRIAL_STEPS):
-            action = one.action_space.sample()
-            ours, theirs = _step(first, action), _step(second, action)
-            if time.monotonic() > deadline:
-                break
-            if not _same(ours, theirs):
-                return f"{'replayed' if first.replays else 'restored'} episodes go on differently"
-            if ours[2] or step % _TRIAL_STEPS == 0:  # the episodes after it count too
-                for snapshot in (first, second):
-                    snapshot.before_reset(None)
-                if not _same(one.reset()[0], two.reset()[0]):
-                    return "episodes start differently after a restore"
-        return None
-    except Exception as error:  # an env may raise anything; it is then not exact, and that is no reason to stop
-        return f"its state cannot be taken: {type(error).__name__}: {error}"
-    finally:
-        one.close()
-        two.close()
-
-
 def time_limit(env: Any) -> gym.wrappers.TimeLimit | None:
     """The time limit among an env's wrappers."""
     return next((layer for layer in _layers(env) if isinstance(layer, gym.wrappers.TimeLimit)), None)
-
-
-def _worlds(env: Any) -> list[Any]:
-    return [value for value in vars(env.unwrapped).values() if type(value).__name__ == "b2World"]
-
-
-def _step(snapshot: Snapshot, action: Any) -> tuple[Any, float, bool]:
-    snapshot.before_step(action)
-    obs, reward, terminated, truncated, _ = snapshot.env.step(action)
-    return obs, float(reward), bool(terminated or truncated)
-
-
-def _same(one: Any, two: Any) -> bool:
-    if isinstance(one, dict):
-        return one.keys() == two.keys() and all(_same(one[key], two[key]) for key in one)
-    if isinstance(one, tuple | list):
-        return len(one) == len(two) and all(_same(a, b) for a, b in zip(one, two, strict=True))
-    return np.array_equal(one, two)
 
 
 def _layers(env: Any) -> list[Any]:

@@ -35,11 +35,18 @@ GAVE_UP = b"x"  # (message of the EnvFailure, list[Failure])
 
 WHERE_ARE_YOU = signal.SIGUSR1  # the answer is a traceback on stderr
 _LENGTH = struct.Struct("<Q")
+HEADER_BYTES = _LENGTH.size
 
 
 def frame(payload: bytes) -> bytes:
     """A payload of any length, as `receive_frame` reads it."""
     return _LENGTH.pack(len(payload)) + payload
+
+
+def frame_length(header: bytes | bytearray) -> int:
+    """How long the payload behind a header of `HEADER_BYTES` is."""
+    length: int = _LENGTH.unpack(header)[0]
+    return length
 
 
 def receive(sock: socket.socket, size: int) -> bytes:
@@ -59,7 +66,7 @@ def receive(sock: socket.socket, size: int) -> bytes:
 
 def receive_frame(sock: socket.socket) -> bytes:
     """The payload of a frame."""
-    return receive(sock, _LENGTH.unpack(receive(sock, _LENGTH.size))[0])
+    return receive(sock, frame_length(receive(sock, HEADER_BYTES)))
 
 
 def _die_with_parent(fd: int) -> None:
@@ -84,7 +91,7 @@ def _build(sock: socket.socket) -> Any:
     try:
         try:
             recipe = pickle.loads(order["recipe"])
-        except Exception as error:
+        except BaseException as error:  # also a module that calls sys.exit() when it is imported
             raise UsageError(
                 f"a worker cannot load the env ({type(error).__name__}: {error}); use sync mode, or move the env to a "
                 "module that can be imported"
@@ -126,6 +133,13 @@ def _serve(sock: socket.socket) -> None:
                 group.step(STEP.index(command))
         except EnvFailure as failure:
             sock.sendall(GAVE_UP + frame(pickle.dumps((str(failure), group.take_events()))))
+            continue
+        except (EOFError, ConnectionError):  # the parent has gone
+            raise
+        except Exception as error:  # not an env's failure, and so nothing that a new worker would do better
+            traceback.print_exc()
+            message = f"a worker failed outside the envs: {type(error).__name__}: {error}"
+            sock.sendall(GAVE_UP + frame(pickle.dumps((message, group.take_events()))))
             continue
         if group.events:
             sock.sendall(DONE_WITH_EVENTS + frame(pickle.dumps(group.take_events())))

@@ -19,8 +19,10 @@ from proxima.envs import worker as wire
 
 logger = logging.getLogger("proxima")
 
-BUILD_SECONDS = 120.0  # a tight timeout for steps must not fail a slow start
+BUILD_SECONDS = 120.0  # for each env: a tight timeout for steps must not fail a slow start
 _TAIL_BYTES = 4096
+_READ_BYTES, _MOST_READS = 65536, 64  # of stderr at a time: a helper process may write without end
+_LOOK_SECONDS = 0.5  # between looks at the process, where the system has no pidfd
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _ONE_THREAD = dict.fromkeys((*_THREAD_COUNTS, "VECLIB_MAXIMUM_THREADS"), "1")
 
@@ -53,6 +55,7 @@ class Worker:
     def launch(self, order: Mapping[str, Any]) -> None:
         """Start the process and tell it what to build; `wait` then gives READY or REFUSED."""
         self._sock, theirs = socket.socketpair()
+        self._inbox = bytearray()
         # The parent's own sys.path: a worker finds proxima and the user's modules wherever the parent found them.
         path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
         with theirs:
@@ -64,13 +67,17 @@ class Worker:
                 env={**os.environ, **_ONE_THREAD, "PYTHONPATH": path},
             )
         assert self._process.stderr is not None
-        self._stderr = self._process.stderr.fileno()
+        self._stderr: int | None = self._process.stderr.fileno()
         os.set_blocking(self._stderr, False)
+        self._pidfd = _open_pidfd(self._process.pid)
         self._poller = select.poll()
         self._poller.register(self._sock.fileno(), select.POLLIN)
         self._poller.register(self._stderr, select.POLLIN)
+        if self._pidfd is not None:
+            self._poller.register(self._pidfd, select.POLLIN)
         self.command(
-            wire.frame(pickle.dumps({**order, "start": self.start, "stop": self.stop})), at_least=BUILD_SECONDS
+            wire.frame(pickle.dumps({**order, "start": self.start, "stop": self.stop})),
+            at_least=BUILD_SECONDS * (self.stop - self.start),
         )
 
     @property
@@ -86,14 +93,13 @@ class Worker:
     def command(self, data: bytes, *, at_least: float = 0.0) -> None:
         """Send a command; `wait` gives the answer, or notices that there is nobody to give one.
 
-        The worker has the timeout to answer, or `at_least` so many seconds.
+        The worker has the timeout to answer, or `at_least` seconds where that is longer.
         """
         self.pending = True
         self._tail = b""
         self._allowed = None if self.timeout is None else max(self.timeout, at_least)
         self._deadline = None if self._allowed is None else time.monotonic() + self._allowed
-        with contextlib.suppress(OSError):
-            self._sock.sendall(data)
+        self._send(data)
 
     def wait(self) -> tuple[bytes, Any]:
         """The kind and the content of the answer.
@@ -101,39 +107,35 @@ class Worker:
         Raises:
             WorkerDied: there will be none.
         """
-        while True:
-            left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic()) * 1000.0
-            ready = self._poller.poll(left)
-            if not ready:
-                raise self._hung()
-            answered = False
-            for fd, _ in ready:
-                if fd == self._stderr:
-                    self._drain_stderr()
-                else:
-                    answered = True
-            if not answered:
-                continue
-            try:
-                kind = wire.receive(self._sock, 1)
-                content = None if kind == wire.DONE else pickle.loads(wire.receive_frame(self._sock))
-            except (EOFError, OSError):
-                raise self._dead() from None
-            self.pending = False
-            return kind, content
+        # The bytes stay in the inbox until the answer is whole: an interrupted wait can be taken up again.
+        self._receive(1)
+        kind, content, size = bytes(self._inbox[:1]), None, 1
+        if kind != wire.DONE:
+            start = 1 + wire.HEADER_BYTES
+            self._receive(start)
+            size = start + wire.frame_length(self._inbox[1:start])
+            self._receive(size)
+            content = pickle.loads(self._inbox[start:size])
+        del self._inbox[:size]
+        self.pending = False
+        return kind, content
 
     def kill(self) -> None:
-        """End the process and free what belongs to it."""
+        """End the process and free what belongs to it; a second call does nothing."""
         self._process.kill()
         self._process.wait()
         self._sock.close()
         if self._process.stderr is not None:
             self._process.stderr.close()
+        self._stderr = None
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
 
     def quit(self) -> None:
         """Ask the process to close its envs and end."""
         with contextlib.suppress(OSError):
-            self._sock.sendall(wire.QUIT)
+            self._sock.send(wire.QUIT, socket.MSG_DONTWAIT)
 
     def join(self, deadline: float) -> None:
         """Give the process until `deadline` to end, then end it."""
@@ -141,11 +143,66 @@ class Worker:
             self._process.wait(max(0.0, deadline - time.monotonic()))
         self.kill()
 
+    def _send(self, data: bytes) -> None:
+        """Hand data over as the worker takes it; gives up, without a word, where `wait` will notice why."""
+        rest = memoryview(data)
+        with contextlib.suppress(OSError):
+            while rest:
+                try:
+                    rest = rest[self._sock.send(rest, socket.MSG_DONTWAIT) :]
+                except BlockingIOError:
+                    _poll(self._sock, select.POLLOUT, _LOOK_SECONDS)
+                    self._drain_stderr()  # a worker that waits for room on its stderr takes nothing
+                    if self._process.poll() is not None or self._is_late():
+                        return
+
+    def _receive(self, size: int) -> None:
+        """Have `size` bytes in the inbox.
+
+        The end of the process itself counts, not only that of its socket: a helper process that an env has started
+        may keep the worker's end of the socket open for as long as it likes.
+        """
+        while len(self._inbox) < size:
+            self._await_data()
+            try:
+                part = self._sock.recv(size - len(self._inbox))
+            except OSError:
+                part = b""
+            if not part:
+                raise self._dead()
+            self._inbox += part
+
+    def _await_data(self) -> None:
+        """Return once the socket has something to say, if only that it has been closed."""
+        if self._sock.fileno() < 0:
+            raise WorkerDied("has ended")
+        while True:
+            left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+            if self._pidfd is None:
+                left = _LOOK_SECONDS if left is None else min(left, _LOOK_SECONDS)
+            ready = [fd for fd, _ in self._poller.poll(None if left is None else left * 1000.0)]
+            if self._sock.fileno() in ready:
+                return
+            if self._stderr in ready:
+                self._drain_stderr()
+            if self._pidfd in ready or self._process.poll() is not None:
+                # What it wrote before it died is there by now.
+                if not _poll(self._sock, select.POLLIN, 0.0):
+                    raise self._dead()
+                return
+            if not ready and self._is_late():
+                raise self._hung()
+
+    def _is_late(self) -> bool:
+        return self._deadline is not None and time.monotonic() >= self._deadline
+
     def _drain_stderr(self) -> None:
         """Read what there is, so that the worker never blocks on a full pipe; keep the end of it."""
-        while True:
+        for _ in range(_MOST_READS):
+            if self._stderr is None:
+                return
             try:
-                data = os.read(self._stderr, 65536)
+                data = os.read(self._stderr, _READ_BYTES)
             except BlockingIOError:
                 return
             if not data:
@@ -159,7 +216,8 @@ class Worker:
         with contextlib.suppress(OSError):
             os.kill(self.pid, wire.WHERE_ARE_YOU)
             time.sleep(0.1)
-        return self._buried(f"did not answer within {self._allowed:g} s (step_timeout) and was killed")
+        which = " (step_timeout)" if self._allowed == self.timeout else ""
+        return self._buried(f"did not answer within {self._allowed:g} s{which} and was killed")
 
     def _dead(self) -> WorkerDied:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -167,10 +225,31 @@ class Worker:
         code = self._process.returncode
         if code is None:
             return self._buried("closed its socket and was killed")
-        return self._buried(f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}")
+        return self._buried(f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}")
 
     def _buried(self, reason: str) -> WorkerDied:
         self._drain_stderr()
         self.kill()
         self.pending = False
         return WorkerDied(reason, self._tail.decode(errors="replace"))
+
+
+def _poll(sock: socket.socket, event: int, seconds: float) -> bool:
+    poller = select.poll()
+    poller.register(sock.fileno(), event)
+    return bool(poller.poll(seconds * 1000.0))
+
+
+def _open_pidfd(pid: int) -> int | None:
+    """A file descriptor that becomes readable when the process ends; None where the system has none (macOS)."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"

@@ -11,8 +11,8 @@ from pixel_tools import built, digest, digest_elsewhere, trace
 
 from proxima.envs.async_vec import AsyncVecEnv
 from proxima.envs.catalog import find_spec, live_ids
+from proxima.envs.exactness_trial import why_inexact
 from proxima.envs.make import list_envs, make_env
-from proxima.envs.snapshot import why_inexact
 from proxima.envs.spaces import step_seconds
 from proxima.errors import UsageError
 

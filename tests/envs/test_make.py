@@ -1,9 +1,12 @@
 """The choice of a back end, and what is said about an id that does not work."""
 
+import importlib.util
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
+import torch
 import toy_envs  # noqa: F401 (registers the envs)
 
 from proxima.envs.async_vec import AsyncVecEnv
@@ -60,17 +63,81 @@ def test_ids_with_a_module_and_without_a_version() -> None:
     env.close()
 
 
-def test_nearest_id_is_none_where_nothing_is_near() -> None:
-    assert nearest_id("Qqqqqqqqqq-v0") is None
-    assert nearest_id("pendulum") == "Pendulum-v1"
+@pytest.mark.parametrize("env_id", ["Qqqqqqqqqq-v0", "Nope-v0", "Foo-v1", "MyEnv-v0", "Test-v0"])
+def test_nearest_id_is_none_where_nothing_is_near(env_id: str) -> None:
+    assert nearest_id(env_id) is None
+
+
+@pytest.mark.parametrize(
+    ("env_id", "meant"),
+    [
+        ("pendulum", "Pendulum-v1"),
+        ("HalfCheeta", "HalfCheetah-v5"),
+        ("halfcheetah-v5", "HalfCheetah-v5"),
+        ("Walker-v5", "Walker2d-v5"),
+        ("CartPol-v1", "CartPole-v1"),
+        ("LunarLandr", "LunarLander-v3"),
+        ("Taxy-v3", "Taxi-v4"),
+        ("SuperMario", "proxima/SuperMarioBros-v0"),
+        ("Recall-v1", "proxima/Recall-v0"),
+    ],
+)
+def test_nearest_id_of_a_mistyped_one(env_id: str, meant: str) -> None:
+    assert nearest_id(env_id) == meant
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="ale-py is not installed")
+@pytest.mark.parametrize("env_id", ["Pong", "Pong-v4", "ALE/Pnog-v5"])
+def test_nearest_id_of_a_game(env_id: str) -> None:
+    assert nearest_id(env_id) == "ALE/Pong-v5"
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "HalfCheetah-v5", "proxima/Recall-v0"])
+@pytest.mark.parametrize("mode", ["auto", "sync", "async"])
+@pytest.mark.parametrize("render_mode", ["human", "rgb_array_list"])
+def test_training_does_not_render(render_mode: str, mode: str, env_id: str) -> None:
+    with pytest.raises(UsageError, match=f"render_mode '{render_mode}'.*evaluate RUN --render.* shows") as caught:
+        make_env(env_id, mode=mode, env_kwargs={"render_mode": render_mode})
+    assert "\n" not in str(caught.value)
+
+
+def test_pictures_as_observations_may_be_drawn() -> None:
+    wrappers = [gym.wrappers.AddRenderObservation]
+    env = make_env("toy/Screen-v0", mode="sync", env_kwargs={"render_mode": "rgb_array"}, wrappers=wrappers)
+    assert env.reset(0)["obs"].shape == (1, 240, 256, 3)
+    env.close()
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "HalfCheetah-v5"])
+@pytest.mark.parametrize(
+    ("seed", "words"),
+    [(-1, "seed is -1; it must be at least 0"), (2**63, r"below 2\*\*63"), (1.5, "seed is 1.5; it must be a whole")],
+)
+def test_a_bad_seed_is_named(seed: Any, words: str, env_id: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        make_env(env_id).reset(seed)
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "HalfCheetah-v5"])
+def test_the_largest_seed_and_one_of_numpy(env_id: str) -> None:
+    env = make_env(env_id, num_envs=2)
+    env.reset(2**63 - 1)
+    assert torch.equal(env.reset(np.int64(3))["obs"].clone(), env.reset(3)["obs"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"env_kwargs": {"sutton_barto_rewards": True}}, "sutton_barto_rewards'; did you mean 'sutton_barto_reward'"),
-        ({"max_episode_steps": 0}, "max_episode_steps.*positive.*0"),
+        ({"max_episode_steps": 0}, "max_episode_steps is 0; it must be at least 1"),
+        ({"max_episode_steps": 2**63}, r"max_episode_steps is 9223372036854775808; it must be below 2\*\*31"),
+        ({"max_episode_steps": 2**31, "mode": "async"}, "max_episode_steps is 2147483648"),
+        ({"max_episode_steps": 10.0}, "max_episode_steps is 10.0; it must be a whole number"),
         ({"num_envs": 0}, "num_envs is 0"),
+        ({"num_envs": 2**63}, r"num_envs is 9223372036854775808; it must be below 2\*\*31"),
+        ({"num_envs": True}, "num_envs is True; it must be a whole number"),
+        ({"num_envs": "4"}, "num_envs is '4'; it must be a whole number"),
+        ({"env_kwargs": ["gravity"]}, r"env_kwargs is \['gravity'\]; it must be a mapping"),
         ({"mode": "asyncronous"}, "'asyncronous'.*did you mean 'async'"),
         ({"mode": "async", "num_workers": 0}, "num_workers is 0"),
         ({"max_failures": 0}, "max_failures is 0"),
@@ -116,8 +183,6 @@ def test_the_list_has_what_can_be_trained_and_nothing_else() -> None:
 
 
 def test_the_list_shows_a_missing_package(monkeypatch: Any) -> None:
-    import importlib.util
-
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "Box2D" else real(name, *rest))
     listings = {listing.id: listing for listing in list_envs()}

@@ -12,11 +12,11 @@ from pixel_tools import built, digest, digest_elsewhere, trace
 
 from proxima.envs.async_vec import AsyncVecEnv
 from proxima.envs.catalog import missing_package
+from proxima.envs.exactness_trial import why_inexact
 from proxima.envs.make import make_env
 from proxima.envs.mario import game, rom
 from proxima.envs.mario.emulator import mask
 from proxima.envs.mario.env import ACTIONS, MarioEnv
-from proxima.envs.snapshot import why_inexact
 from proxima.envs.spaces import step_seconds
 from proxima.errors import UsageError
 

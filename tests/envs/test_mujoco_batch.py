@@ -306,7 +306,7 @@ def test_unknown_keyword_names_the_nearest(env_id: str, keyword: str, nearest: s
 def test_usage_errors() -> None:
     with pytest.raises(UsageError, match="does not exist"):
         MujocoBatchEnv("Ant-v5", num_envs=1, env_kwargs={"xml_file": "/nowhere.xml"})
-    with pytest.raises(UsageError, match="num_envs must be at least 1, not 0"):
+    with pytest.raises(UsageError, match="num_envs is 0; it must be at least 1"):
         MujocoBatchEnv("Ant-v5", num_envs=0)
     with pytest.raises(UsageError, match="no batch physics for CartPole-v1"):
         MujocoBatchEnv("CartPole-v1", num_envs=1)

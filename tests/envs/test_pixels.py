@@ -9,10 +9,11 @@ from gymnasium import spaces
 from pixel_tools import built, digest, digest_elsewhere, trace
 
 from proxima.envs import async_vec
+from proxima.envs.exactness_trial import why_inexact
 from proxima.envs.make import make_env
 from proxima.envs.pixel_catch import PixelCatch
 from proxima.envs.pixels import AreaResize, PixelEnv, grey
-from proxima.envs.snapshot import Snapshot, why_inexact
+from proxima.envs.snapshot import Snapshot
 from proxima.envs.spaces import StackedBox, step_seconds
 from proxima.errors import UsageError
 

@@ -12,9 +12,10 @@ import torch
 from gymnasium import spaces
 
 from proxima.envs.base import VecEnv
+from proxima.envs.exactness_trial import why_inexact
 from proxima.envs.make import list_envs, make_env
 from proxima.envs.plain import pack, unpack
-from proxima.envs.snapshot import Snapshot, why_inexact
+from proxima.envs.snapshot import Snapshot
 
 INSTALLED = [
     e.id

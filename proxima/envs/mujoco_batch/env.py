@@ -17,6 +17,7 @@ from torch import Tensor
 
 from proxima.envs.action_hold import Holder
 from proxima.envs.base import Episodes, Obs, Step, VecEnv
+from proxima.envs.checks import check_count, check_seed
 from proxima.envs.mujoco_batch.base import ALL
 from proxima.envs.mujoco_batch.physics import Array, ContactForcePhysics, Physics
 from proxima.envs.mujoco_batch.tasks import make_template
@@ -49,13 +50,9 @@ class MujocoBatchEnv(VecEnv):
         max_episode_steps: int | None = None,
         spread_episodes: bool = False,
     ) -> None:
-        for name, value in {
-            "num_envs": num_envs,
-            "num_threads": num_threads,
-            "max_episode_steps": max_episode_steps,
-        }.items():
-            if value is not None and value < 1:
-                raise UsageError(f"{name} must be at least 1, not {value}")
+        check_count("num_envs", num_envs)
+        check_count("num_threads", num_threads)
+        check_count("max_episode_steps", max_episode_steps)
         template, task = make_template(env_id, env_kwargs)
         limit = max_episode_steps or registry[env_id].max_episode_steps or NO_LIMIT
         self.env_id, self.num_envs = env_id, num_envs
@@ -94,6 +91,7 @@ class MujocoBatchEnv(VecEnv):
 
     def reset(self, seed: int | None = None) -> Obs:
         """Start a new episode in every env, as Gymnasium would with `reset(seed=seed + i)` in env i."""
+        check_seed(seed)
         if seed is not None or not self._rngs:
             seeds = [None if seed is None else int(seed) + i for i in range(self.num_envs)]
             self._rngs = [seeding.np_random(one)[0] for one in seeds]
