@@ -160,9 +160,10 @@ def _set_state(group: Any, arguments: dict[str, Any]) -> str | None:
 
 def main() -> None:
     """Serve the parent at the other end of the socket until it says so or vanishes."""
-    # Ctrl-C and a scheduler's SIGTERM reach the whole process group; the parent decides, and still needs its envs.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Ctrl-C, a closed terminal and a scheduler's signals reach the whole process group; the parent decides, and still
+    # needs its envs.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU):
+        signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
     faulthandler.register(WHERE_ARE_YOU)
     fd = int(sys.argv[1])

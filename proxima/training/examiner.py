@@ -11,7 +11,7 @@ import torch
 from proxima.config import Config
 from proxima.envs.action_hold import Hold
 from proxima.envs.base import VecEnv
-from proxima.envs.env_group import ENV_ERRORS
+from proxima.envs.env_errors import asks_to_stop, first_line
 from proxima.envs.make import make_env
 from proxima.errors import UsageError
 from proxima.evaluate.episodes import MOST_ENVS, Episode, run_episodes
@@ -51,8 +51,10 @@ class Examiner:
         if self._can_record and passed(options.record_every, before, step):
             try:
                 self._record(step, run_dir, hold)
-            except ENV_ERRORS as error:  # training goes on, whatever a drawing library or the env raises
-                log.warning("No videos: %s", error)
+            except BaseException as error:  # training goes on, whatever a drawing library or the env raises
+                if asks_to_stop(error):
+                    raise
+                log.warning("No videos: %s", first_line(error))
                 self._can_record = False
         if self._can_evaluate and passed(options.eval_every, before, step):
             try:

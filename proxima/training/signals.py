@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from proxima.errors import StopRequest
+
 # Of people and of schedulers; a second one of these ends the process at once.
 _URGENT = ("SIGINT", "SIGTERM")
 # A closed terminal; Slurm's and others' warnings that the time is nearly over.
@@ -15,8 +17,8 @@ _OTHERS = ("SIGHUP", "SIGUSR1", "SIGXCPU")
 _SIGNALS = [getattr(signal, name) for name in (*_URGENT, *_OTHERS) if hasattr(signal, name)]
 
 
-class Interrupted(BaseException):
-    """A signal asked for the end. Not an Exception: nothing on the way up should swallow it."""
+class Interrupted(StopRequest):
+    """A signal asked for the end."""
 
     def __init__(self, signum: int):
         super().__init__(signum)
