@@ -19,6 +19,8 @@ from proxima.errors import UsageError
 from proxima.evaluate import episodes as episodes_module
 from proxima.evaluate.episodes import Episode, Evaluation, evaluate, run_episodes
 from proxima.evaluate.report import write_report
+from proxima.evaluate.restored import restore_policy
+from proxima.evaluate.world import chosen_env
 from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.spec import Spec
 from proxima.training.trainer import TrainResult
@@ -303,5 +305,5 @@ def test_the_highest_seed_works(tmp_path: Path) -> None:
 
 
 def test_a_window_that_the_run_had_is_not_opened_again(tmp_path: Path) -> None:
-    folder = tiny(tmp_path / "run", env_kwargs={"render_mode": "human"})
-    assert evaluate(folder, episodes=1).episodes
+    saved = restore_policy(tiny(tmp_path / "run", env_kwargs={"render_mode": "human", "sutton_barto_reward": True}))
+    assert chosen_env(saved.config, None, None) == ("CartPole-v1", {"sutton_barto_reward": True}, None)

@@ -209,8 +209,8 @@ def test_only_a_regular_file_is_replaced(tiny: Path, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(places[3]))
     modes = [path.lstat().st_mode for path in places]
-    for place in (*places, Path("/dev/null")):
-        with pytest.raises(UsageError, match="is a symbolic link|is not a regular file") as error:
+    for place in places:
+        with pytest.raises(UsageError, match=r"is (a symbolic link|not a regular file)") as error:
             export(tiny, format="torchscript", out=place)
         assert "\n" not in str(error.value)
     assert precious.read_text() == "kept" and [path.lstat().st_mode for path in places] == modes
