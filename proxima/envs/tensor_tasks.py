@@ -116,6 +116,11 @@ TASKS: dict[str, type[TensorVecEnv]] = {
 }
 
 
-def single(env_id: str, **options: Any) -> SingleEnv:
-    """One env of a task, for Gymnasium."""
+def single(env_id: str, *, render_mode: str | None = None, **options: Any) -> SingleEnv:
+    """One env of a task, for Gymnasium. There is nothing to draw."""
+    if render_mode is not None:
+        raise UsageError(
+            f"env {env_id!r} has no picture: it can be evaluated, but neither recorded nor shown. Leave out --record, "
+            "--render and render_mode."
+        )
     return SingleEnv(TASKS[env_id](**options))

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from proxima import checkpoint
 from proxima.compiling import process_settings_kept
 from proxima.data.rollout import as_stored
 from proxima.envs.action_hold import Hold
 from proxima.envs.base import Step, VecEnv
 from proxima.envs.make import make_env
 from proxima.errors import UsageError
-from proxima.evaluate.policy import load_policy
+from proxima.evaluate.limits import MOST_EPISODES, check_number
+from proxima.evaluate.restored import restore_policy
 from proxima.evaluate.statistics import Summary
 from proxima.evaluate.world import chosen_env
 from proxima.nets.encoders import is_image
@@ -169,15 +169,13 @@ def evaluate(
 
     `env` is another env than the policy was trained on, and `env_kwargs` other keywords for it.
     """
-    for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):
-        if value < least:
-            raise UsageError(f"{name} is {value}, but it must be >= {least}.")
-    folder = checkpoint.find(path)
-    env_id, kwargs, limit = chosen_env(folder, env, env_kwargs)
-    loaded = load_policy(folder)
-    policy = loaded.policy
+    check_number("episodes", episodes, least=1, most=MOST_EPISODES)
+    check_number("seed", seed, least=0)
+    saved = restore_policy(path)
+    policy = saved.policy
+    env_id, kwargs, limit = chosen_env(saved.config, env, env_kwargs)
     world = make_env(env_id, num_envs=min(episodes, MOST_ENVS), env_kwargs=kwargs, max_episode_steps=limit)
-    world.hold = loaded.hold
+    world.hold = saved.hold
     try:
         policy.spec.check_fit(Spec.from_spaces(world.observation_space, world.action_space), env_id)
         start = time.perf_counter()
@@ -188,7 +186,7 @@ def evaluate(
         seconds = time.perf_counter() - start
     finally:
         world.close()
-    return Evaluation(env_id, str(folder), done, seconds, deterministic, seed, loaded.hold)
+    return Evaluation(env_id, str(saved.folder), done, seconds, deterministic, seed, saved.hold)
 
 
 @torch.no_grad()

@@ -10,6 +10,8 @@ import importlib.util
 import io
 import logging
 import os
+import secrets
+import stat
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +22,7 @@ from torch import Tensor, nn
 
 from proxima import checkpoint
 from proxima.errors import UsageError
-from proxima.evaluate.policy import load_policy
+from proxima.evaluate.restored import restore_policy
 from proxima.nets.encoders import Tanh
 from proxima.nets.make import Agent
 from proxima.nets.spec import ActionSpec, ObsSpec
@@ -39,18 +41,17 @@ def export(path: str | Path, *, format: str, out: str | Path | None = None) -> P
     """
     if format not in SUFFIXES:
         raise UsageError(f"format is {format!r}, but it must be one of {', '.join(SUFFIXES)}.")
-    folder = checkpoint.find(path)
     _require_packages(format)
-    policy = DeterministicPolicy(load_policy(folder).policy)
-    target = _beside(folder, SUFFIXES[format]) if out is None else Path(out)
+    saved = restore_policy(path)
+    target = _beside(saved.folder, SUFFIXES[format]) if out is None else Path(out)
     with _whole_file(target) as file, _quiet(), torch.no_grad():
-        file.write(_WRITERS[format](policy))
+        file.write(_WRITERS[format](DeterministicPolicy(saved.policy)))
     return target
 
 
 def signature(path: str | Path) -> str:
     """The inputs and outputs of what `export` makes of a checkpoint, one line each, for people."""
-    policy = DeterministicPolicy(load_policy(checkpoint.find(path)).policy)
+    policy = DeterministicPolicy(restore_policy(path).policy)
     rows = [("input", *port) for port in policy.inputs] + [("output", *port) for port in policy.outputs]
     names, dtypes = (max(len(str(row[column])) for row in rows) for column in (1, 2))
     return "\n".join(
@@ -225,17 +226,35 @@ def _beside(folder: Path, suffix: str) -> Path:
 @contextlib.contextmanager
 def _whole_file(target: Path) -> Iterator[IO[bytes]]:
     """A file that takes its place when it is complete; opened at once, so that a bad place is known before the work."""
-    temporary = target.with_name(f".{target.name}.tmp") if target.name else target
+    _check_place(target)
+    temporary = target.with_name(f".{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
-        if target.is_dir():
-            raise UsageError(f"{target} is a folder: give --out the name of a file.")
         try:
-            with temporary.open("wb") as file:
+            with temporary.open("xb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
+            _check_place(target)  # again: what is there may have changed
             temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(f"cannot write {target} ({error.strerror or error}): give --out another place.") from error
+
+
+def _check_place(target: Path) -> None:
+    """Only a regular file is ever replaced."""
+    try:
+        mode = target.lstat().st_mode
+    except FileNotFoundError:
+        if not target.parent.is_dir():
+            raise UsageError(f"cannot write {target}: the folder {target.parent} does not exist.") from None
+        return
+    except (OSError, ValueError) as error:  # a file in place of a folder, a name that is too long, a NUL
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot write {target} ({reason}): give --out another place.") from None
+    if stat.S_ISDIR(mode):
+        raise UsageError(f"{target} is a folder: give --out the name of a file.")
+    if not stat.S_ISREG(mode):
+        what = "a symbolic link" if stat.S_ISLNK(mode) else "not a regular file"
+        raise UsageError(f"{target} is {what}, which an export does not replace: give --out the name of a new file.")

@@ -29,6 +29,8 @@ class Mp4Writer:
         self.path = Path(path)
         if self.path.suffix != ".mp4":
             raise UsageError(f"the video {self.path} must end in .mp4.")
+        if self.path.exists() and not self.path.is_file():
+            raise UsageError(f"cannot write the video {self.path}: there is something that is not a regular file.")
         self._temporary = self.path.with_name(f".{self.path.name}.tmp")
         self._fps = Fraction(fps).limit_denominator(1001)
         self._shape: tuple[int, ...] = ()

@@ -9,12 +9,12 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Generator, Tensor
 
-from proxima import checkpoint
-from proxima.config import config_from_dict
 from proxima.data.rollout import as_stored
 from proxima.envs.action_hold import Hold
 from proxima.errors import UsageError
-from proxima.nets.make import Agent, make_policy
+from proxima.evaluate.limits import check_number
+from proxima.evaluate.restored import restore_policy
+from proxima.nets.make import Agent
 from proxima.nets.spec import Spec
 
 
@@ -25,6 +25,7 @@ class LoadedPolicy:
     """
 
     def __init__(self, policy: Agent, *, seed: int = 0, hold: Hold | None = None):
+        check_number("seed", seed, least=0)
         self.policy = policy.eval()
         self.hold = hold or Hold()
         """For how many env steps each action is to be held, as it was in training when the checkpoint was written."""
@@ -90,9 +91,5 @@ def load_policy(path: str | Path, *, seed: int = 0) -> LoadedPolicy:
         >>> policy = load_policy("runs/HalfCheetah-v5")  # doctest: +SKIP
         >>> action = policy.act(observation)  # doctest: +SKIP
     """
-    folder = checkpoint.find(path)
-    metadata = checkpoint.read_metadata(folder)
-    config = config_from_dict(metadata["config"], source=str(folder))
-    policy = make_policy(Spec.from_dict(metadata["spec"]), config)
-    policy.load_state_dict(checkpoint.read(folder, "agent.pt"))
-    return LoadedPolicy(policy, seed=seed, hold=Hold(**metadata.get("action_hold", {})))
+    saved = restore_policy(path)
+    return LoadedPolicy(saved.policy, seed=seed, hold=saved.hold)

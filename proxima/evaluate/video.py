@@ -22,9 +22,11 @@ from proxima.envs.spaces import step_seconds
 from proxima.errors import UsageError
 from proxima.evaluate.camera import follow, follow_in_window, is_mujoco
 from proxima.evaluate.headless import explain_broken_choice, offscreen, require_display
+from proxima.evaluate.limits import check_number
 from proxima.evaluate.mp4 import Mp4Writer
-from proxima.evaluate.policy import load_policy
-from proxima.evaluate.world import chosen_env
+from proxima.evaluate.policy import LoadedPolicy
+from proxima.evaluate.restored import Restored, restore_policy
+from proxima.evaluate.world import chosen_env, refuse_window
 
 Act = Callable[[Any], Any]
 """From one observation of the env to an action of the env."""
@@ -123,11 +125,11 @@ def record_checkpoint(
     length: int | None = None,
 ) -> Path:
     """Record a checkpoint's policy into `videos/` of its run, and return the file."""
-    folder = checkpoint.find(path)
-    act, env_id, options = _cast(folder, env=env, env_kwargs=env_kwargs, seed=seed, deterministic=deterministic)
-    step = checkpoint.read_metadata(folder)["global_step"]
+    _check(seed=seed, length=length)
+    saved = restore_policy(path)
+    act, env_id, options = _cast(saved, env=env, env_kwargs=env_kwargs, seed=seed, deterministic=deterministic)
     how = f"-seed{seed}{f'-{length}steps' if length else ''}{'' if deterministic else '-stochastic'}"
-    target = video_path(checkpoint.run_dir(folder), env_id, step, how)
+    target = video_path(checkpoint.run_dir(saved.folder), env_id, saved.global_step, how)
     return record(act, env_id, path=target, seed=seed, length=length, **options)
 
 
@@ -146,8 +148,9 @@ def watch_checkpoint(
     length: int | None = None,
 ) -> None:
     """Show a checkpoint's policy in a window."""
-    folder = checkpoint.find(path)
-    act, env_id, options = _cast(folder, env=env, env_kwargs=env_kwargs, seed=seed, deterministic=deterministic)
+    _check(seed=seed, length=length)
+    saved = restore_policy(path)
+    act, env_id, options = _cast(saved, env=env, env_kwargs=env_kwargs, seed=seed, deterministic=deterministic)
     watch(act, env_id, seed=seed, length=length, **options)
 
 
@@ -161,27 +164,27 @@ def frame_rate(env: gym.Env) -> float:
 
 
 def _cast(
-    folder: Path, *, env: str | None, env_kwargs: Mapping[str, Any] | None, seed: int, deterministic: bool
+    saved: Restored, *, env: str | None, env_kwargs: Mapping[str, Any] | None, seed: int, deterministic: bool
 ) -> tuple[Act, str, dict[str, Any]]:
     """Who acts in a checkpoint's video, and where: its policy, and the env of its config unless another is named."""
-    env_id, kwargs, limit = chosen_env(folder, env, env_kwargs)
-    policy = load_policy(folder, seed=seed)
+    env_id, kwargs, limit = chosen_env(saved.config, env, env_kwargs)
+    policy = LoadedPolicy(saved.policy, seed=seed, hold=saved.hold)
     act = functools.partial(policy.act, deterministic=deterministic)
     where = {"env_kwargs": kwargs, "max_episode_steps": limit}
     return act, env_id, {"hold": policy.hold, "on_reset": policy.reset, **where}
 
 
 def _check(*, seed: int, length: int | None) -> None:
-    if seed < 0:
-        raise UsageError(f"seed is {seed}, but it must be >= 0.")
-    if length is not None and length < 1:
-        raise UsageError(f"the video length is {length}, but it must be >= 1.")
+    check_number("seed", seed, least=0)
+    if length is not None:
+        check_number("the video length", length, least=1)
 
 
 @contextlib.contextmanager
 def _opened(
     env_id: str, mode: str, env_kwargs: Mapping[str, Any] | None, max_episode_steps: int | None
 ) -> Iterator[gym.Env]:
+    refuse_window(env_kwargs or {})
     recipe = Recipe.of(
         env_id, env_kwargs={**(env_kwargs or {}), "render_mode": mode}, max_episode_steps=max_episode_steps
     )
@@ -210,8 +213,11 @@ def _check_modes(env_id: str, metadata: Mapping[str, Any] | None, mode: str) -> 
         return
     modes = metadata.get("render_modes") or []
     if mode not in modes and not (mode == "human" and "rgb_array" in modes):
-        has = f"it has only {', '.join(modes)}" if modes else "it has no render modes"
-        raise UsageError(f"env {env_id!r} cannot be drawn as {mode}: {has}.")
+        if not modes:
+            raise UsageError(
+                f"env {env_id!r} has no picture (no render modes): evaluate it without --record and --render."
+            )
+        raise UsageError(f"env {env_id!r} cannot be drawn as {mode}: it has only {', '.join(modes)}.")
 
 
 def _play(

@@ -1,23 +1,34 @@
 """Where a trained policy is tried: the env of its run, unless another is named."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from proxima import checkpoint
-from proxima.config import config_from_dict
+from proxima.config import Config
 from proxima.envs.make import find_spec
+from proxima.errors import UsageError
 
 
 def chosen_env(
-    folder: Path, env: str | None, env_kwargs: Mapping[str, Any] | None
+    config: Config, env: str | None, env_kwargs: Mapping[str, Any] | None
 ) -> tuple[str, dict[str, Any], int | None]:
-    """The id, the keywords and the time limit (None for the env's own) of what to try a checkpoint's policy in.
+    """The id, the keywords and the time limit (None for the env's own) of the env to try a run's policy in.
 
-    The keywords of the run hold for the same kind of env, another stage of a game, say; those given come on top.
+    The keywords of the run are kept for the same kind of env, such as another stage of a game; those given come on top.
     """
-    options = config_from_dict(checkpoint.read_metadata(folder)["config"], source=str(folder)).env
+    options, given = config.env, dict(env_kwargs or {})
+    refuse_window(given)
     env_id = env or options.env
     same_kind = env_id == options.env or find_spec(env_id).entry_point == find_spec(options.env).entry_point
-    kwargs = (options.kwargs if same_kind else {}) | dict(env_kwargs or {})
+    kwargs = (options.kwargs if same_kind else {}) | given
+    if kwargs.get("render_mode") == "human":
+        del kwargs["render_mode"]  # the run's own
     return env_id, kwargs, options.max_episode_steps if env_id == options.env else None
+
+
+def refuse_window(env_kwargs: Mapping[str, Any]) -> None:
+    """A UsageError where the keywords would open a window for every env."""
+    if env_kwargs.get("render_mode") == "human":
+        raise UsageError(
+            "env_kwargs has render_mode human, which opens a window for every env: leave it out; "
+            "evaluate --render shows one env in a window, and --record writes a video."
+        )

@@ -1,5 +1,6 @@
 """What a policy sees and does, as plain data: enough to build it again without the environment."""
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,6 +26,24 @@ class ActionSpec:
     start: tuple[int, ...] = ()
     """First choice a column, where it is not 0."""
     dtype: str = "float32"
+
+    def check(self) -> None:
+        """Raise a ValueError where this is not the spec of an action space."""
+        _require(self.kind in ("box", "discrete", "multi_discrete", "multi_binary"), f"the action is {self.kind!r:.80}")
+        _require_whole(self.shape, "the action's shape")
+        _require_whole(self.sizes, "the action's sizes", least=1)
+        _require_whole(self.start, "the action's start", least=-(2**63))
+        _require_dtype(self.dtype)
+        box, count, columns = self.kind == "box", math.prod(self.shape), len(self.sizes)
+        if self.kind == "multi_discrete":
+            fits = columns == count
+        else:
+            fits = columns == 1 and (self.shape == () if self.kind == "discrete" else self.sizes[0] == count)
+        _require(fits, f"an action of shape {self.shape} does not have sizes {self.sizes!s:.80}")
+        _require(len(self.start) in (0, columns) and not (box and self.start), "the action's start does not fit it")
+        for bound in (self.low, self.high):
+            numbers = isinstance(bound, tuple) and all(isinstance(x, float) and x == x for x in bound)
+            _require(numbers and len(bound) == (count if box else 0), "the action's bounds do not fit it")
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
         """Actions `[B, A]` or `[B]`, already scaled and clipped, as the env's own space has them: `[B, *shape]`."""
@@ -53,6 +72,21 @@ class ObsSpec:
     """The first choice of each."""
     frames: int = 1
     """How many images it stacks, each of which was the last of an earlier observation (`envs/spaces.py`)."""
+
+    def check(self) -> None:
+        """Raise a ValueError where this is not the spec of an observation."""
+        _require_whole(self.shape, "an observation's shape")
+        _require_whole(self.choices, "an observation's choices", least=1)
+        _require_whole(self.start, "an observation's start", least=-(2**63))
+        _require_whole((self.frames,), "an observation's frames", least=1)
+        _require_dtype(self.dtype)
+        if self.own_shape is not None:
+            _require_whole(self.own_shape, "an observation's own shape")
+        own, start = () if self.own_shape is None else self.own_shape, self.start
+        fits = (math.prod(own), math.prod(self.shape)) == (len(self.choices), sum(self.choices))
+        _require(
+            len(start) == len(self.choices) and (fits or not self.choices), "an observation's choices do not fit it"
+        )
 
     def read(self, key: str, value: ArrayLike) -> tuple[np.ndarray, bool]:
         """One observation or a batch, as the env or a vector env gives it: `[B, *shape]`, and whether it was a batch.
@@ -122,14 +156,37 @@ class Spec:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Spec":
-        """What `to_dict` described."""
+        """What `to_dict` described.
+
+        Raises:
+            ValueError: it is not what a space gives.
+        """
         obs = {key: ObsSpec(**_with_tuples(o)) for key, o in data["obs"].items()}
-        return cls(obs, ActionSpec(**_with_tuples(data["action"])))
+        action = ActionSpec(**_with_tuples(data["action"]))
+        _require(bool(obs) and all(isinstance(key, str) for key in obs), "the spec's observations have no names")
+        for one in obs.values():
+            one.check()
+        action.check()
+        return cls(obs, action)
 
     @classmethod
     def from_spaces(cls, observation_space: spaces.Dict, action_space: spaces.Space) -> "Spec":
         """The spec of a vector env's single-env spaces."""
         return cls({key: _obs_spec(box) for key, box in observation_space.spaces.items()}, _action_spec(action_space))
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ValueError(otherwise)
+
+
+def _require_whole(numbers: Any, what: str, *, least: int = 0) -> None:
+    whole = isinstance(numbers, tuple) and all(isinstance(x, int) and not isinstance(x, bool) for x in numbers)
+    _require(whole and all(least <= x < 2**63 for x in numbers), f"{what} is {numbers!s:.80}")
+
+
+def _require_dtype(dtype: Any) -> None:
+    _require(isinstance(dtype, str) and np.dtype(dtype).kind in "biuf", f"the dtype is {dtype!r:.80}")
 
 
 def _plain(spec: ActionSpec | ObsSpec) -> dict[str, Any]:

@@ -20,9 +20,9 @@ _FREE_SECTIONS = {"checkpoint", "track"}
 
 def resumed_config(source: Path, path: str | Path | None, overrides: Mapping[str, Any]) -> Config:
     """The options of a checkpoint, changed by a file and by flags; what differs is told, or refused."""
-    metadata = checkpoint.read_metadata(source)
-    before = config_from_dict(metadata["config"], source=str(source))
-    after = config_from_dict(metadata["config"], source=str(source))
+    saved = checkpoint.read_metadata(source)["config"]
+    with checkpoint.explained(source):
+        before, after = (config_from_dict(saved, source=str(source)) for _ in range(2))
     after = load_config(path, overrides, base=after)
     if "runs_dir" not in {name.replace("-", "_") for name in overrides} and len(source.parents) > 2:
         after.run.runs_dir = str(source.parents[2])  # beside its own run, wherever that has been moved to
@@ -59,6 +59,10 @@ def check_incomplete(source: Path, config: Config) -> None:
 
 
 def newest_of_name(config: Config) -> Path | None:
-    """The checkpoint saved last by any run of this name that a resume can start from."""
+    """Where `--auto-resume` goes on: the resumable checkpoint with the most steps of all runs of this name.
+
+    A run replaces the one it was resumed from. Neither clocks nor the dates in folder names are looked at, as a clock
+    that is set back would silently lose progress.
+    """
     folder = Path(config.run.runs_dir) / config.name
-    return checkpoint.newest_whole(*folder.iterdir(), resumable=True) if folder.is_dir() else None
+    return checkpoint.furthest_resumable(*checkpoint.entries(folder))

@@ -1,6 +1,7 @@
 """Evaluated episodes against the env stepped by hand."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -18,10 +19,13 @@ from proxima.errors import UsageError
 from proxima.evaluate import episodes as episodes_module
 from proxima.evaluate.episodes import Episode, Evaluation, evaluate, run_episodes
 from proxima.evaluate.report import write_report
+from proxima.evaluate.restored import restore_policy
+from proxima.evaluate.world import chosen_env
 from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.spec import Spec
 from proxima.training.trainer import TrainResult
 from tests.envs import toy_envs  # noqa: F401 - registers them
+from tests.resealed import tiny
 
 SMALL = {"num_envs": 2, "num_steps": 64, "minibatch_size": 64, "update_epochs": 1, "total_timesteps": 256}
 MEMORY = {"memory": "gru", "memory_size": 8, "hidden_sizes": [8], "bptt_length": 8, "minibatch_size": 8}
@@ -266,3 +270,40 @@ def test_a_trace_of_an_image_agent_keeps_no_images() -> None:
         assert episode.trace is not None and episode.trace.obs == {} and len(episode.trace.value) == 3
     page, _ = write_report(found, value=True, policy=True)
     assert page.is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": 10**30}, r"seed is 1.000e\+30, but it must be <= 2147483647"),
+        ({"seed": 10**400}, "seed is a number of over 300 digits, but it must be <= 2147483647"),
+        ({"seed": 2**31}, "seed is 2147483648, but it must be <= 2147483647"),
+        ({"seed": -1}, "seed is -1, but it must be >= 0"),
+        ({"seed": 1.5}, "seed is 1.5, but it must be a whole number"),
+        ({"seed": "7"}, "seed is '7', but it must be a whole number"),
+        ({"seed": None}, "seed is None, but it must be a whole number"),
+        ({"episodes": 0}, "episodes is 0, but it must be >= 1"),
+        ({"episodes": 10**30}, r"episodes is 1.000e\+30, but it must be <= 1000000"),
+        (
+            {"env_kwargs": {"render_mode": "human"}},
+            "render_mode human, which opens a window for every env: leave it out",
+        ),
+    ],
+)
+def test_numbers_and_keywords_out_of_range_are_one_line(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    folder = tiny(tmp_path / "run")
+    with pytest.raises(UsageError, match=message) as error:
+        evaluate(folder, **options)
+    assert "\n" not in str(error.value)
+    if "seed" in options:
+        with pytest.raises(UsageError, match=message):
+            load_policy(folder, **options)
+
+
+def test_the_highest_seed_works(tmp_path: Path) -> None:
+    assert len(evaluate(tiny(tmp_path / "run"), episodes=3, seed=2**31 - 1).episodes) == 3
+
+
+def test_a_window_that_the_run_had_is_not_opened_again(tmp_path: Path) -> None:
+    saved = restore_policy(tiny(tmp_path / "run", env_kwargs={"render_mode": "human", "sutton_barto_reward": True}))
+    assert chosen_env(saved.config, None, None) == ("CartPole-v1", {"sutton_barto_reward": True}, None)

@@ -1,5 +1,7 @@
 """An exported file acts as the policy does, for every kind of observation and action, without Proxima."""
 
+import os
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -177,7 +179,9 @@ def test_bad_input_is_one_line(tiny: Path, tmp_path: Path, monkeypatch: pytest.M
     refuses("nowhere does not exist", tmp_path / "nowhere")
     refuses("holds no whole checkpoint", tmp_path / "empty")
     refuses("empty is a folder: give --out the name of a file", out=tmp_path / "empty")
-    refuses("cannot write .*No such file or directory.*: give --out another", out=tmp_path / "nowhere" / "policy.pt")
+    refuses("cannot write .*: the folder .*nowhere does not exist", out=tmp_path / "nowhere" / "policy.pt")
+    refuses("cannot write .*File name too long", out=tmp_path / ("x" * 300))
+    refuses("cannot write .*Not a directory", out=tiny / "agent.pt" / "policy.pt")
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     refuses(r'onnx needs the package onnxscript: pip install "proxima-rl\[export\]"', format="onnx")
     assert {path.name for path in tmp_path.iterdir()} == {tiny.name, "empty"}
@@ -194,6 +198,31 @@ def test_a_failed_export_leaves_what_was_there(tiny: Path, tmp_path: Path, monke
     with pytest.raises(UsageError, match="No space left on device"):
         export(tiny, format="torchscript", out=target)
     assert target.read_text() == "the old one" and not list(tmp_path.glob(".*"))
+
+
+def test_only_a_regular_file_is_replaced(tiny: Path, tmp_path: Path) -> None:
+    precious, places = tmp_path / "precious", [tmp_path / name for name in ("link", "dangling", "fifo", "socket")]
+    precious.write_text("kept")
+    places[0].symlink_to(precious)
+    places[1].symlink_to(tmp_path / "nowhere")
+    os.mkfifo(places[2])
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(places[3]))
+    modes = [path.lstat().st_mode for path in places]
+    for place in places:
+        with pytest.raises(UsageError, match=r"is (a symbolic link|not a regular file)") as error:
+            export(tiny, format="torchscript", out=place)
+        assert "\n" not in str(error.value)
+    assert precious.read_text() == "kept" and [path.lstat().st_mode for path in places] == modes
+    assert export(tiny, format="torchscript", out=precious) == precious and torch.jit.load(precious)
+
+
+def test_a_file_that_another_program_left_is_not_written_through(tiny: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("kept")
+    (tmp_path / ".policy.pt.tmp").symlink_to(precious)
+    export(tiny, format="torchscript", out=tmp_path / "policy.pt")
+    assert precious.read_text() == "kept"
 
 
 def test_an_unknown_format_is_one_line_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,6 +117,15 @@ def test_nothing_is_left_after_a_failure_and_an_older_video_stays(tmp_path: Path
         ("Painter-v0", {"env_kwargs": {"colour": 1}}, "does not take the keyword 'colour'"),
         ("Blind-v0", {}, "cannot be drawn as rgb_array: it has only ansi"),
         ("Pianter-v0", {}, "did you mean 'Painter-v0'?"),
+        ("Painter-v0", {"seed": 10**30}, "seed is 1.000e+30, but it must be <= 2147483647"),
+        ("Painter-v0", {"length": 1.5}, "the video length is 1.5, but it must be a whole number"),
+        (
+            "Painter-v0",
+            {"env_kwargs": {"render_mode": "human"}},
+            "render_mode human, which opens a window for every env",
+        ),
+        ("proxima/Recall-v0", {}, "env 'proxima/Recall-v0' has no picture: it can be evaluated, but neither recorded"),
+        ("proxima/SyntheticQuadruped-v0", {"env_kwargs": {}}, "has no picture"),
     ],
 )
 def test_bad_input_is_one_line(env_id: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -294,3 +303,26 @@ def test_the_video_is_of_the_policy_that_is_evaluated(capsys: pytest.CaptureFixt
         assert path.stem.endswith("-stochastic") == bool(flags)
         shown[bool(flags)] = {round(float(frame[200, 128, 0]) / 60) for frame in iio.imiter(path)}
     assert len(shown[False]) <= 3 and shown[True] == {0, 1, 2, 3}  # a deterministic one: the start, and one a place
+
+
+def test_a_world_without_a_picture_is_refused_by_the_command_and_evaluated_without(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = ["--num-envs", "2", "--num-steps", "32", "--total-timesteps", "64", "--minibatch-size", "32"]
+    assert main(["train", "--env", "proxima/Recall-v0", "--compile", "off", "--name", "recall", *small]) == 0
+    monkeypatch.setattr("proxima.evaluate.video.require_display", lambda: None)
+    for flag in ("--record", "--render"):
+        capsys.readouterr()
+        assert main(["evaluate", "runs/recall", flag]) == 2
+        error = capsys.readouterr().err
+        assert "has no picture: it can be evaluated" in error and error.count("\n") == 1
+    assert main(["evaluate", "runs/recall", "--episodes", "2"]) == 0
+
+
+def test_a_video_never_takes_the_place_of_anything_but_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a.mp4").mkdir()
+    os.mkfifo(tmp_path / "b.mp4")
+    for name in ("a.mp4", "b.mp4"):
+        with pytest.raises(UsageError, match="not a regular file"):
+            record(steer, "Painter-v0", path=tmp_path / name)
+    assert {path.name for path in tmp_path.iterdir()} == {"a.mp4", "b.mp4"}

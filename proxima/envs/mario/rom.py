@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import os
+import stat
 from pathlib import Path
 
 from proxima.errors import UsageError
@@ -13,6 +14,7 @@ CARRIER = "gym_super_mario_bros"
 """A package whose wheel carries the file. It is looked at, never imported: it needs an old Gym and an old NumPy."""
 
 _HEADER = b"NES\x1a\x02\x01\x01" + bytes(9)  # iNES: 2 x 16 kB of program, 8 kB of pictures, vertical mirroring
+_MOST_BYTES = 2**20
 # SHA-1 of the file without its header.
 _KNOWN = {
     "0c4992fc08d2278697339d3b48066e7b5f943598",  # the carrier's; what the tests run with
@@ -48,11 +50,12 @@ def load_rom(path: str | os.PathLike[str] | None = None) -> bytes:
     if file is None:
         raise UsageError(f"the game file of Super Mario Bros. was not found. {_WAYS}")
     try:
-        content = file.read_bytes()
-    except OSError as error:
+        content = _read(file)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UsageError(
-            f"the game file of Super Mario Bros., {str(file)!r}, cannot be read ({error.strerror}). {_WAYS}"
-        ) from error
+            f"the game file of Super Mario Bros., {str(file)!r}, cannot be read ({reason}). {_WAYS}"
+        ) from None
     body = content[16:] if content.startswith(b"NES\x1a") else content
     found = hashlib.sha1(body).hexdigest()
     if found not in _KNOWN:
@@ -61,3 +64,13 @@ def load_rom(path: str | os.PathLike[str] | None = None) -> bytes:
             f"{found}, not {' or '.join(sorted(_KNOWN))}. {_WAYS}"
         )
     return _HEADER + body
+
+
+def _read(file: Path) -> bytes:
+    """The content of a regular file of a size that a game may have: a FIFO would wait for ever, a device never end."""
+    status = file.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("it is not a regular file")
+    if status.st_size > _MOST_BYTES:
+        raise ValueError(f"it has {status.st_size:,} bytes, and the game has 40,976")
+    return file.read_bytes()

@@ -1,0 +1,171 @@
+"""Which checkpoint a folder stands for, and which ones a run keeps."""
+
+import logging
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from proxima.checkpoint.files import (
+    FOLDER,
+    METADATA,
+    damage,
+    is_file,
+    list_checkpoints,
+    read_metadata,
+    read_whole_metadata,
+)
+from proxima.checkpoint.temporary import delete, entries
+from proxima.errors import UsageError
+from proxima.yaml_files import read_yaml
+
+log = logging.getLogger("proxima")
+
+LINEAGE = "lineage.yaml"
+_TRIES = 100
+"""How often to look again where a run deletes checkpoints while they are read."""
+
+
+def find(path: str | Path, *, best: bool = False) -> Path:
+    """The checkpoint that `path` means: itself, or the newest whole one of a run, or of the newest run of a name.
+
+    Within a run the highest iteration is the newest. Of several runs it is the one that saved last, but a resumed run
+    always comes after the run it was resumed from. With `best`, the checkpoint of that run with the best return.
+    """
+    path = Path(path)
+    try:
+        if not path.is_dir():
+            what = "is a file" if path.exists() else "does not exist"
+            raise UsageError(f"{path} {what}: give a checkpoint folder or a run folder.")
+    except OSError as error:  # no right to look there, a name that is too long
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from None
+    if is_file(path / METADATA):
+        return path
+    for _ in range(_TRIES):
+        found = newest_whole(path, *entries(path))
+        if found is None:
+            parent = _resumed_from(path)
+            hint = (
+                f"; it was resumed from {parent}: use that." if parent else ": give the folder of a run that has saved."
+            )
+            raise UsageError(f"{path} holds no whole checkpoint{hint}")
+        whole = [other for other in list_checkpoints(found.parent) if not damage(other)] if best else []
+        found = _best(whole) or found
+        if is_file(found / METADATA):  # else its run has deleted it, and has a newer one
+            return found
+    raise UsageError(f"the checkpoints in {path} are deleted faster than they can be read: try again.")
+
+
+def newest_whole(*run_dirs: Path) -> Path | None:
+    """Of the newest whole checkpoint of each run the one saved last; resumed runs come after those they came from."""
+    newest = _newest_of_each(run_dirs, resumable=False)
+    return max(newest, key=lambda found: found.saved_at).path if newest else None
+
+
+def furthest_resumable(*run_dirs: Path) -> Path | None:
+    """Of the newest whole checkpoint of each run that a resume can start from, the one with the most env steps.
+
+    A run replaces the run it was resumed from, even where that one has more steps: somebody went back on purpose. The
+    clock, which may have been set back, decides only between equals.
+    """
+    newest = _newest_of_each(run_dirs, resumable=True)
+    return max(newest, key=lambda found: found.progress).path if newest else None
+
+
+def prune(run_dir: Path, *, keep: int) -> None:
+    """Delete all but the newest `keep` checkpoints of a run and the best: as evaluated, else as trained."""
+    paths = list_checkpoints(run_dir)
+    best = _best(paths)
+    for path in paths[:-keep]:
+        if path != best:
+            delete(path)
+
+
+def make_room(run_dir: Path) -> bool:
+    """Delete the oldest checkpoint of a run, but the best only for want of another; False if there is none to spare."""
+    paths = list_checkpoints(run_dir)
+    if len(paths) < 2:
+        return False
+    delete(paths[1] if paths[0] == _best(paths) and len(paths) > 2 else paths[0])
+    return True
+
+
+def write_lineage(run_dir: Path, lineage: list[str]) -> None:
+    """Note in a run's folder which checkpoints it descends from, the first run's first."""
+    (run_dir / LINEAGE).write_text(yaml.safe_dump({"lineage": lineage}))
+
+
+class _Found(NamedTuple):
+    """A whole checkpoint."""
+
+    path: Path
+    metadata: dict[str, Any]
+
+    @property
+    def saved_at(self) -> float:
+        value = self.metadata.get("saved_at")
+        return value if isinstance(value, float) and math.isfinite(value) else -math.inf
+
+    @property
+    def progress(self) -> tuple[int, int, float]:
+        return self.metadata["global_step"], self.metadata["iteration"], self.saved_at
+
+
+def _newest_of_each(run_dirs: Iterable[Path], *, resumable: bool) -> list[_Found]:
+    """The newest whole checkpoint of each run, without the runs that others of them were resumed from."""
+    newest = [found for run_dir in run_dirs if (found := _newest_of_run(run_dir, resumable=resumable))]
+    replaced = {_run_of(Path(parent)) for found in newest for parent in found.metadata["lineage"]}
+    return [found for found in newest if _run_of(found.path) not in replaced] or newest
+
+
+def _run_of(checkpoint: Path) -> tuple[str, str]:
+    """A checkpoint's run, by the last parts of the path: the runs may have moved since a lineage was written."""
+    match = FOLDER.match(checkpoint.name)
+    return checkpoint.parent.name, match[1] if match else ""
+
+
+def _newest_of_run(run_dir: Path, *, resumable: bool) -> _Found | None:
+    for _ in range(_TRIES):
+        for path in reversed(list_checkpoints(run_dir)):
+            try:
+                found = _Found(path, read_whole_metadata(path))
+            except UsageError as error:
+                if not is_file(path / METADATA):
+                    break  # its run has deleted it meanwhile, and has a newer one: look again
+                log.warning("%s: passed over.", str(error).rstrip("."))
+            else:
+                if not resumable or "training_state.pt" in found.metadata["checksums"]:
+                    return found
+        else:
+            return None
+    return None
+
+
+def _best(paths: list[Path]) -> Path | None:
+    """As evaluated, else as trained; None where no return is known."""
+    returns = {path: _returns(path) for path in paths}
+    best = max(paths, key=lambda path: returns[path], default=None)
+    return None if best is None or max(returns[best]) == -math.inf else best
+
+
+def _returns(checkpoint: Path) -> tuple[float, float]:
+    try:
+        metadata = read_metadata(checkpoint)
+    except UsageError:
+        metadata = {}
+    return _known(metadata.get("eval_return")), _known(metadata.get("episode_return"))
+
+
+def _known(value: Any) -> float:
+    is_number = isinstance(value, (int, float)) and value == value  # not NaN
+    return value if is_number else -math.inf
+
+
+def _resumed_from(run_dir: Path) -> str | None:
+    try:
+        lineage = read_yaml(run_dir / LINEAGE, what="the lineage")["lineage"]
+    except (UsageError, TypeError, KeyError):
+        return None
+    return str(lineage[-1]) if isinstance(lineage, list) and lineage else None

@@ -1,0 +1,117 @@
+"""Checkpoint folders while they are written or deleted, and what a killed process leaves of them."""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+# The end of a checkpoint's name and a mark of the machine; older versions had the whole name and no mark.
+_TEMPORARY = re.compile(r"\.(?:.+-)?\d+-\d{4}_\d{6}(?:\.([0-9a-f]{8}))?\.tmp$")
+_ABANDONED_SECONDS = 3600.0
+"""Without a write for this long, a folder whose lock tells nothing belongs to a process that is gone."""
+
+
+def temporary_name(iteration: int | str, stamp: str) -> str:
+    """The hidden name of a checkpoint that is not whole. No run name in it: that may be as long as a name can be."""
+    return f".{iteration:>05}-{stamp}.{_machine()}.tmp"
+
+
+@contextlib.contextmanager
+def locked_folder(path: Path) -> Iterator[None]:
+    """Make a folder and lock it; the system drops the lock with the process, however that ends."""
+    while True:
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir()
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            _try_lock(descriptor)
+            if _is_still_there(path, descriptor):
+                yield
+                return
+        finally:
+            os.close(descriptor)
+
+
+def delete(checkpoint: Path) -> None:
+    """Rename a checkpoint, then delete it: whoever looks meanwhile finds a whole checkpoint or none."""
+    _, iteration, stamp = checkpoint.name.rsplit("-", 2)
+    with contextlib.suppress(OSError):
+        checkpoint = checkpoint.rename(checkpoint.with_name(temporary_name(iteration, stamp)))
+    shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+def sweep(folder: Path) -> int:
+    """Delete the half-written checkpoints that killed processes left in the runs of a name; returns how many.
+
+    A process that writes holds a lock on its temporary folder. Where a lock tells nothing, because the folder was made
+    on another machine or the file system has no locks, the folder stays until nothing has been written to it for an
+    hour.
+
+    Args:
+        folder: `<runs_dir>/<name>`; it need not exist.
+    """
+    count = 0
+    for run_dir in entries(folder):
+        for path in entries(run_dir):
+            if match := _TEMPORARY.match(path.name):
+                with contextlib.suppress(OSError):  # swept by another process meanwhile, or no right to
+                    count += _sweep_one(path, same_machine=match[1] == _machine())
+    return count
+
+
+def entries(folder: Path) -> list[Path]:
+    """What is in a folder; nothing where it is gone or cannot be read."""
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _sweep_one(path: Path, *, same_machine: bool) -> bool:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        locked = _try_lock(descriptor)
+        if locked is False:
+            return False
+        if locked is None or not same_machine:
+            last_write = max(file.lstat().st_mtime for file in (path, *path.iterdir()))
+            if time.time() - last_write < _ABANDONED_SECONDS:
+                return False
+        shutil.rmtree(path)
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def _is_still_there(path: Path, descriptor: int) -> bool:
+    """Whether the folder is the one that was opened: it can be swept between being made and being locked."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _try_lock(descriptor: int) -> bool | None:
+    """Whether the lock is ours now; None where the file system has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _machine() -> str:
+    """Eight hex digits for a machine since its last start, the range in which a lock can be relied on."""
+    try:
+        identity = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        identity = platform.node()
+    return hashlib.sha256(identity.encode()).hexdigest()[:8]
