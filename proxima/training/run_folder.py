@@ -43,7 +43,7 @@ def _make_new(parent: Path) -> Path:
 
 def _try_checkpoint(run_dir: Path, name: str) -> None:
     """Make a file as deep and as long as a checkpoint's will be: better to fail now than at the end of the run."""
-    folder = run_dir / f".{name}-{10**9}-{time.strftime('%m%d_%H%M%S')}.{10**7}.tmp"
+    folder = run_dir / f"{name}-{10**9}-{time.strftime('%m%d_%H%M%S')}"
     folder.mkdir()
     (folder / "training_state.pt").touch()
     shutil.rmtree(folder)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from proxima import checkpoint
@@ -17,6 +16,7 @@ from proxima.envs.action_hold import Hold
 from proxima.envs.base import ExactState
 from proxima.envs.snapshot import NotPlain
 from proxima.errors import ProximaError, UsageError
+from proxima.evaluate.restored import restore_policy
 from proxima.machine import keep_freed_memory
 from proxima.nets.make import Agent
 from proxima.nets.spec import Spec
@@ -104,6 +104,7 @@ class Trainer:
         with process_settings_kept(), StopSignals() as signals:
             try:
                 self.run_dir = make_run_dir(self.config)
+                checkpoint.sweep(self.run_dir.parent)
                 self.saver = Saver(self.config, self.run_dir)
                 tracker = self._start_tracking()
             except BaseException:
@@ -219,14 +220,11 @@ class Trainer:
     def restore(self, source: Path) -> None:
         """Go on from a checkpoint, exactly where the env's state is in it."""
         try:
-            self._restore(source)
-        except UsageError:
+            with checkpoint.explained(source, "cannot be restored"):
+                self._restore(source)
+        except BaseException:
             self.env.close()
             raise
-        except Exception as error:  # a file of another run or another make can be wrong in any way
-            self.env.close()
-            what = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-            raise UsageError(f"{source} cannot be restored ({what}){checkpoint.alternative_to(source)}") from error
 
     def _restore(self, source: Path) -> None:
         metadata, state = checkpoint.read_metadata(source), checkpoint.read(source, "training_state.pt")
@@ -359,15 +357,12 @@ def train(
 def finished_result(source: Path) -> TrainResult:
     """The result of a run that has nothing left to do."""
     log.warning("%s has all the steps that are asked for: nothing to do.", source)
-    metadata = checkpoint.read_metadata(source)
-    config = config_from_dict(metadata["config"], source=str(source))
-    policy = setup.build_policy(Spec.from_dict(metadata["spec"]), config, torch.device("cpu"))
-    policy.load_state_dict(checkpoint.read(source, "agent.pt"))
+    saved = restore_policy(source)
     return TrainResult(
         run_dir=source.parent,
         checkpoint=source,
-        episode_return=metadata["episode_return"],
-        global_step=metadata["global_step"],
-        policy=policy,
-        config=config,
+        episode_return=saved.episode_return,
+        global_step=saved.global_step,
+        policy=saved.policy,
+        config=saved.config,
     )

@@ -226,7 +226,7 @@ def test_the_envs_own_numbers_are_summarised_and_yes_or_no_is_a_share() -> None:
     found = evaluation(infos)
     lines = found.text().splitlines()
     assert [line.split()[:2] for line in lines[2:]] == [
-        *(["return", "1.0"], ["length", "2.0"], ["x_pos", "150.0"], ["a_long_name", "7.0"], ["flag_get", "75.0%"])
+        *(["return", "1"], ["length", "2"], ["x_pos", "150"], ["a_long_name", "7"], ["flag_get", "75.0%"])
     ]
     assert len({len(line) for line in lines[1:6]}) == 1  # the columns stay in line
     numbers = json.loads(json.dumps(found.to_dict()))
@@ -249,7 +249,7 @@ def test_a_score_that_is_always_nothing_is_a_number() -> None:
 
 def test_an_env_that_names_no_numbers_reads_as_ever() -> None:
     found = evaluation([{}, {}])
-    assert found.text().splitlines()[2].startswith("return         1.0") and found.to_dict()["info"] == {}
+    assert found.text().splitlines()[2].startswith("return           1") and found.to_dict()["info"] == {}
 
 
 def test_a_run_of_an_env_that_names_numbers_is_evaluated_and_reported(capsys: pytest.CaptureFixture[str]) -> None:
@@ -259,7 +259,7 @@ def test_a_run_of_an_env_that_names_numbers_is_evaluated_and_reported(capsys: py
     assert main(["evaluate", str(result.run_dir), "--episodes", "2", "--analyze-policy"]) == 0
     assert "x_pos" in capsys.readouterr().out
     page = (result.run_dir / "report" / "index.html").read_text()
-    assert "<td>x_pos</td><td>4.0</td>" in page and "Success in 100.0% of the episodes." in page
+    assert "<td>x_pos</td><td>4</td>" in page and "Success in 100.0% of the episodes." in page
     assert "flag_get" not in page
 
 
