@@ -136,6 +136,22 @@ def test_a_checkpoint_that_vanishes_while_it_is_read_is_looked_for_again(
     assert checkpoint.find(job / "a").name.startswith("job-00003-") and best.exists()
 
 
+def test_a_checkpoint_that_vanishes_while_the_run_is_listed_is_looked_for_again(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best, old, original = save(job / "a", 10), save(job / "a", 20), Path.iterdir
+
+    def vanishing(path: Path) -> Any:
+        listed = list(original(path))
+        if path == job / "a" and old.exists():
+            shutil.rmtree(old)
+            save(job / "a", 30)
+        return iter(listed)
+
+    monkeypatch.setattr(Path, "iterdir", vanishing)
+    assert checkpoint.find(job).name.startswith("job-00003-") and best.exists()
+
+
 def test_run_folders_that_cannot_be_listed_are_passed_over(job: Path) -> None:
     path = save(job / "a", 10)
     (job / "b").symlink_to(job / "gone")

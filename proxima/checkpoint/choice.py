@@ -127,19 +127,33 @@ def _run_of(checkpoint: Path) -> tuple[str, str]:
 
 
 def _newest_of_run(run_dir: Path, *, resumable: bool) -> _Found | None:
+    """Looked for again until the folder was the same before and after.
+
+    A run that saves one checkpoint and deletes another in between could hide both from a single look.
+    """
+    found = None
     for _ in range(_TRIES):
-        for path in reversed(list_checkpoints(run_dir)):
-            try:
-                found = _Found(path, read_whole_metadata(path))
-            except UsageError as error:
-                if not is_file(path / METADATA):
-                    break  # its run has deleted it meanwhile, and has a newer one: look again
+        before = _folders(run_dir)
+        found = _newest_listed(run_dir, resumable=resumable)
+        if _folders(run_dir) == before:
+            break
+    return found
+
+
+def _folders(run_dir: Path) -> set[str]:
+    return {path.name for path in entries(run_dir) if FOLDER.match(path.name)}
+
+
+def _newest_listed(run_dir: Path, *, resumable: bool) -> _Found | None:
+    for path in reversed(list_checkpoints(run_dir)):
+        try:
+            found = _Found(path, read_whole_metadata(path))
+        except UsageError as error:
+            if is_file(path / METADATA):  # else its run has deleted it meanwhile
                 log.warning("%s: passed over.", str(error).rstrip("."))
-            else:
-                if not resumable or "training_state.pt" in found.metadata["checksums"]:
-                    return found
-        else:
-            return None
+            continue
+        if not resumable or "training_state.pt" in found.metadata["checksums"]:
+            return found
     return None
 
 
