@@ -315,14 +315,15 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     from proxima import checkpoint
     from proxima.evaluate.export import export, signature
+    from proxima.evaluate.policy import load_policy
 
     _hear_interrupts()
     folder = checkpoint.find(arguments.path, best=arguments.best)
     print(f"exported  {export(folder, format=arguments.format, out=arguments.out)}")
     print(signature(folder))
-    hold = checkpoint.read_metadata(folder)["action_hold"]
-    if hold["high"] > 1:
-        print(f"hold      each action for {hold['low']} to {hold['high']} env steps, as in training")
+    hold = load_policy(folder).hold
+    if hold.high > 1:
+        print(f"hold      each action for {hold.low} to {hold.high} env steps, as in training")
     return 0
 
 

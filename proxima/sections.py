@@ -233,7 +233,7 @@ class CheckpointOptions:
     save_replay: bool = option(False)
     """Also save DQN's replay, gigabytes perhaps: without it a resume fills a new one first, and is not exact."""
     auto_resume: bool = option(False)
-    """Go on with the newest run of this name if there is one: what a job that may be preempted restarts with."""
+    """Go on with the run of this name that has the most steps, if there is one: for jobs that may be preempted."""
 
 
 @dataclass
