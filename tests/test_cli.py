@@ -1,6 +1,7 @@
 """The command as a user meets it, in a real process where exit codes and streams matter."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -142,3 +143,17 @@ def test_flags_take_dashes_underscores_and_values(tmp_path: Path, monkeypatch: p
     assert main(["train", *arguments, "--minibatch_size=32", "--save-checkpoint", "False", "--tensorboard", "off"]) == 0
     (run,) = (tmp_path / "runs" / "CartPole-v1").iterdir()
     assert {p.name for p in run.iterdir()} == {"config.yaml", "metrics.jsonl"}
+
+
+def test_waiting_threads_sleep_soon_unless_the_user_has_chosen(tmp_path: Path) -> None:
+    script = """
+import os, sys
+from proxima.__main__ import main
+sys.argv = ["proxima"]
+main()
+print(os.environ.get("GOMP_SPINCOUNT"), file=sys.stderr)
+"""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+    for chosen, expected in (({}, "10000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "active"}, "None")):
+        done = subprocess.run([sys.executable, "-c", script], env=plain | chosen, capture_output=True, text=True)
+        assert done.stderr.strip() == expected

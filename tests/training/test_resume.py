@@ -39,7 +39,7 @@ def test_a_longer_resume_says_that_the_learning_rate_goes_back(schedule: str, to
     assert bool(notices[1024, 1e-3]) == told
     if schedule == "linear":  # 0.25e-3 in the last of four iterations, half of the new run is over
         (notice,) = notices[1024, 1e-3]
-        assert "from 0.00025 to 0.0005" in notice and "--learning-rate 0.0005 " in notice
+        assert "from 0.00025 to 0.0005" in notice and "learning_rate 0.0005 " in notice
         assert not notices[600, 1e-3] and not notices[1024, 5e-4]
 
 
