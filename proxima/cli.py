@@ -275,7 +275,8 @@ def _run_training(config: str | None, resume_from: str | None, overrides: dict[s
         print(f"evaluate     {folder}proxima evaluate {shlex.quote(str(result.checkpoint))}")
     if result.checkpoint is not None and result.config.checkpoint.save_optimizer:
         print(f"resume       {folder}proxima resume {run_dir} --total-timesteps {2 * result.global_step}")
-    print(f"TensorBoard  {folder}tensorboard --logdir {shlex.quote(str(result.run_dir.parent))}")
+    if result.config.track.tensorboard:
+        print(f"TensorBoard  {folder}tensorboard --logdir {shlex.quote(str(result.run_dir.parent))}")
     return 0
 
 
