@@ -24,13 +24,11 @@ def is_toolchain_failure(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def process_settings_kept() -> Iterator[None]:
-    """Work in float32, and leave the host program its default dtype, its torch threads and its frozen objects."""
-    threads, frozen, dtype = torch.get_num_threads(), gc.get_freeze_count(), torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
+    """Leave the host program its torch threads and its frozen objects."""
+    threads, frozen = torch.get_num_threads(), gc.get_freeze_count()
     try:
         yield
     finally:
-        torch.set_default_dtype(dtype)
         torch.set_num_threads(threads)
         if not frozen:
             gc.unfreeze()
@@ -41,3 +39,14 @@ def freeze_garbage() -> None:
     if not gc.get_freeze_count():
         gc.collect()
         gc.freeze()
+
+
+@contextlib.contextmanager
+def float32_by_default() -> Iterator[None]:
+    """Make tensors in float32, whatever the host program's default is."""
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)

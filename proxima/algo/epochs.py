@@ -1,21 +1,25 @@
-"""Optimizer steps by the dozen: eager, as native code with the loop inside, or as a CUDA graph that is replayed."""
+"""Many optimizer steps in a row: eager, as native code with the loop inside, or as a CUDA graph that is replayed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from proxima.algo.adam import AdamState
-from proxima.algo.cuda_graph import GraphedEpoch, StepFunction
+from proxima.algo.cuda_graph import GraphedEpoch
 from proxima.compiling import report_failure
 
-Tensors = dict[str, Tensor]
-Take = Callable[[Tensors, Tensors, Tensor], tuple[Tensors, Tensors]]
-"""From all observations and data, and an index, to the rows of it."""
+Gather = Callable[[Any, Tensor], list[Any]]
+"""From all data and the index `[B]` of a minibatch to its parts."""
+Step = Callable[[AdamState, Tensor, Sequence[Any]], tuple[AdamState, Tensor]]
+"""From a state, a learning rate and the parts of a minibatch to the next state and the step's metrics."""
 # The native loop makes every state anew, which saves a call a step; above so many parameters, memory costs more.
 _LARGEST_IN_A_LOOP = 2**17
+# What a compiled step must look at in every call: its tensors, and Python values that are part of its code.
+_KEPT_GUARDS = {"TENSOR_MATCH", "CONSTANT_MATCH", "EQUALS_MATCH"}
 
 
 class Epochs:
@@ -26,63 +30,59 @@ class Epochs:
 
     def __init__(
         self,
-        step: StepFunction,
+        step: Step,
+        gather: Gather,
         *,
+        take: Gather,
         num_metrics: int,
         device: torch.device,
         compiled: bool,
-        take: Take | None = None,
-        always_take: bool = True,
+        gather_outside: str = "never",
         build_apart: bool = False,
     ):
-        """`take` gathers the rows of a minibatch, so that only what is done with them need be compiled.
+        """Say how minibatches are made, and how the step is compiled on a CPU.
 
-        That is worth it for images, which compiled code gathers slowly; without `always_take`, for single steps and for
-        large networks. A step is given None for the index of rows so taken. `build_apart` compiles the code that calls
-        many kernels apart from them, which is quicker.
+        With `gather_outside` "always", a minibatch is made by `take`, and only what is done with it is compiled: images
+        are gathered slowly by compiled code. "if few": for single steps and for large networks. `build_apart` compiles
+        the code that calls many kernels apart from them, which is quicker.
         """
         self.compiled = compiled
         """Whether it is, or is to be, compiled."""
-        self._step, self._num_metrics, self._device = step, num_metrics, device
-        self._take, self._always_take, self._build_apart = take, always_take, build_apart
+        self._step, self._gather, self._take = step, gather, take
+        self._num_metrics, self._device = num_metrics, device
+        self._gather_outside, self._build_apart = gather_outside, build_apart
         self._native: dict[str, Callable[..., Any]] = {}
         self._graphs: dict[tuple[torch.Size, ...], GraphedEpoch] = {}
         self._worked: set[torch.Size] = set()
 
     @torch.no_grad()
-    def __call__(self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, order: Tensor) -> Tensor:
-        """One step a row of `order` `[M, B]`; returns the sum of the steps' metrics."""
+    def __call__(self, state: AdamState, learning_rate: Tensor, data: Any, order: Tensor) -> Tensor:
+        """One step for every row of `order` `[M, B]`; returns the sum of the steps' metrics."""
         run = self._try if self.compiled else self._eager
-        after, total = run(state, learning_rate, obs, data, order)
+        after, total = run(state, learning_rate, data, order)
         if after is not state:
             torch._foreach_copy_(list(state), list(after))
         return total
 
-    def _try(
-        self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, order: Tensor
-    ) -> tuple[AdamState, Tensor]:
+    def _try(self, state: AdamState, learning_rate: Tensor, data: Any, order: Tensor) -> tuple[AdamState, Tensor]:
         if order.shape in self._worked:
-            return self._fast(state, learning_rate, obs, data, order)
+            return self._fast(state, learning_rate, data, order)
         try:
-            result = self._fast(state, learning_rate, obs, data, order)
+            result = self._fast(state, learning_rate, data, order)
         except Exception as error:  # the compiler and the toolchain raise whatever they like
             report_failure("learner", error)
             self.compiled = False
-            return self._eager(state, learning_rate, obs, data, order)
+            return self._eager(state, learning_rate, data, order)
         self._worked.add(order.shape)
         return result
 
-    def _fast(
-        self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, order: Tensor
-    ) -> tuple[AdamState, Tensor]:
-        run: Callable[..., tuple[AdamState, Tensor]]
+    def _fast(self, state: AdamState, learning_rate: Tensor, data: Any, order: Tensor) -> tuple[AdamState, Tensor]:
+        is_few = len(order) == 1 or state.param.numel() > _LARGEST_IN_A_LOOP
         if self._device.type != "cpu":
-            run = self._replay
-        elif self._take and (self._always_take or len(order) == 1 or state.param.numel() > _LARGEST_IN_A_LOOP):
-            run = self._in_place
-        else:
-            run = self._compiled(self._loop)
-        return run(state, learning_rate, obs, data, order)
+            return self._replay(state, learning_rate, data, order)
+        if self._gather_outside == "always" or (self._gather_outside == "if few" and is_few):
+            return self._in_place(state, learning_rate, data, order)
+        return self._compiled(self._loop)(state, learning_rate, data, order)
 
     def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if function.__name__ not in self._native:
@@ -93,59 +93,58 @@ class Epochs:
         options: dict[str, Any] | None = None
         if self._device.type == "cpu":
             options = {"cpp_wrapper": True, "cpp_wrapper_build_separate": self._build_apart}
-            # All but tensors is the same in every call of this copy: to look at it takes longer than a small step.
-            options["guard_filter_fn"] = torch.compiler.keep_tensor_guards_unsafe
+            # The modules and options are the same objects in every call of this copy: to look at all of them takes
+            # longer than a small step.
+            options["guard_filter_fn"] = _keep_values
         return torch.compile(_own_copy(function), fullgraph=True, dynamic=False, options=options)
 
-    def _eager(
-        self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, order: Tensor
-    ) -> tuple[AdamState, Tensor]:
+    def _eager(self, state: AdamState, learning_rate: Tensor, data: Any, order: Tensor) -> tuple[AdamState, Tensor]:
         total = learning_rate.new_zeros(self._num_metrics)
         for index in order:
-            state, metrics = self._step(state, learning_rate, obs, data, index)
+            state, metrics = self._step(state, learning_rate, self._take(data, index))
             total = total + metrics
         return state, total
 
-    def _loop(
-        self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, order: Tensor
-    ) -> tuple[AdamState, Tensor]:
+    def _loop(self, state: AdamState, learning_rate: Tensor, data: Any, order: Tensor) -> tuple[AdamState, Tensor]:
         """The same, written so that the loop becomes part of the compiled code."""
         steps = order.shape[0]
 
         def body(i: Tensor, total: Tensor, *fields: Tensor) -> tuple[Tensor, ...]:
             index = order.index_select(0, i.reshape(1)).reshape(-1)
-            after, metrics = self._step(AdamState(*fields), learning_rate, obs, data, index)
+            after, metrics = self._step(AdamState(*fields), learning_rate, self._gather(data, index))
             return i + 1, total + metrics, *(x.clone() for x in after)
 
         start = (torch.zeros((), dtype=torch.long), learning_rate.new_zeros(self._num_metrics), *state)
         _, total, *fields = torch.while_loop(lambda i, *_: i < steps, body, start)
         return AdamState(*fields), total
 
-    def _in_place(
-        self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, order: Tensor
-    ) -> tuple[AdamState, Tensor]:
-        """A call a step, on rows that are taken before it: of the same shape, however many steps there are."""
-        assert self._take is not None
-        advance, total = self._compiled(self._advance), learning_rate.new_zeros(self._num_metrics)
+    def _in_place(self, state: AdamState, learning_rate: Tensor, data: Any, order: Tensor) -> tuple[AdamState, Tensor]:
+        total = learning_rate.new_zeros(self._num_metrics)
+        update = self._compiled(self._update)
         for index in order:
-            advance(state, learning_rate, *self._take(obs, data, index), total)
+            update(state, learning_rate, self._take(data, index), total)
         return state, total
 
-    def _advance(self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, total: Tensor) -> None:
+    def _update(self, state: AdamState, learning_rate: Tensor, parts: Sequence[Any], total: Tensor) -> None:
         """One step. Compiled, the new state is written where the old one was, and nothing is allocated for it."""
-        after, metrics = self._step(state, learning_rate, obs, data, None)
+        after, metrics = self._step(state, learning_rate, parts)
         for ours, new in zip(state, after, strict=True):
             ours.copy_(new)
         total.add_(metrics)
 
-    def _replay(
-        self, state: AdamState, learning_rate: Tensor, obs: Tensors, data: Tensors, order: Tensor
-    ) -> tuple[AdamState, Tensor]:
+    def _on_index(self, state: AdamState, learning_rate: Tensor, data: Any, index: Tensor) -> tuple[AdamState, Tensor]:
+        return self._step(state, learning_rate, self._gather(data, index))
+
+    def _replay(self, state: AdamState, learning_rate: Tensor, data: Any, order: Tensor) -> tuple[AdamState, Tensor]:
         # A native loop would ask the device at every step whether to go on.
-        shapes = tuple(x.shape for x in (*obs.values(), *data.values()))
+        shapes = tuple(x.shape for x in tree_leaves(data) if isinstance(x, Tensor))
         if shapes not in self._graphs:  # it holds a copy of them, for every size of the minibatches
-            self._graphs[shapes] = GraphedEpoch(self._compiled(self._step), num_metrics=self._num_metrics)
-        return self._graphs[shapes](state, learning_rate, obs, data, order)
+            self._graphs[shapes] = GraphedEpoch(self._compiled(self._on_index), num_metrics=self._num_metrics)
+        return self._graphs[shapes](state, learning_rate, data, order)
+
+
+def _keep_values(guards: Sequence[Any]) -> list[bool]:
+    return [guard.guard_type in _KEPT_GUARDS for guard in guards]
 
 
 def _own_copy(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -35,15 +35,18 @@ def gae(
     return linear_recurrence(delta, carry, torch.zeros_like(delta[0]), reverse=True)
 
 
-def next_values(value: Tensor, last_value: Tensor, final_value: Tensor, final_index: Tensor) -> Tensor:
+def next_values(
+    value: Tensor, last_value: Tensor, final_value: Tensor, final_time: Tensor, final_env: Tensor
+) -> Tensor:
     """V(s_{t+1}) of every transition `[T, N]`.
 
     Args:
         value: `[T, N]`, V(s_t).
         last_value: `[N]`, V of the observation after the rollout.
         final_value: `[K]`, V of the final observations of truncated episodes.
-        final_index: `[K]`, their places in the flattened rollout, t * N + n.
+        final_time: `[K]`, the steps in which they were truncated.
+        final_env: `[K]`, and their envs.
     """
     following = torch.cat((value[1:], last_value[None]))
-    following.view(-1)[final_index] = final_value
+    following[final_time, final_env] = final_value
     return following

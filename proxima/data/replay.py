@@ -117,8 +117,8 @@ class Replay:
             self._begin(rollout)
         first, steps = self.end, rollout.num_steps
         number = torch.full_like(rollout.reward, -1, dtype=torch.long)
-        index, final_obs = rollout.final_index, rollout.final_obs
-        number.view(-1)[index] = torch.arange(len(index), device=self.device) + self._final_count
+        time, env, final_obs = rollout.final_time, rollout.final_env, rollout.final_obs
+        number[time, env] = torch.arange(len(time), device=self.device) + self._final_count
         self._adds.append((first, self._final_count))
         self._keep_finals(final_obs, first + steps)
         ones = torch.ones_like(rollout.reward)

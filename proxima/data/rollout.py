@@ -1,9 +1,9 @@
 """Storage of one iteration's experience, `[T, N]`, filled in place and reused."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from proxima.data.frames import frame_rows, gather_stacks, newest
 
@@ -11,11 +11,9 @@ from proxima.data.frames import frame_rows, gather_stacks, newest
 class Rollout:
     """What `T` steps of `N` envs gave. Observations are raw; row T is the one after the last step.
 
-    For the learner it is cut into sequences: each env's steps into `C` of `L`, the last padded where `L` does not
-    divide `T`. That makes `Q = C * N` sequences, `[L, Q]`. Without a memory a sequence is one step.
-
-    Of a key that stacks frames, `obs` has the newest of each step, so that every frame is kept once; `frames` has the
-    same with those before the first step in front.
+    With recurrence, the policy's state is stored every `sequence_length` steps. Of a key that stacks frames, `obs` has
+    the newest of each step, so that every frame is stored once; `frames` has the same with those before the first step
+    in front.
     """
 
     def __init__(
@@ -29,12 +27,12 @@ class Rollout:
         sequence_length: int = 1,
         state_size: int = 0,
         stacks: Mapping[str, int] | None = None,
-        judged: bool = False,
+        store_values: bool = False,
     ):
         """`obs` and `action` are examples `[N, ...]` that give shapes and dtypes; all but bytes is kept as float32.
 
-        `stacks` tells how many frames the keys that stack some have; `judged`, whether log-probabilities and values
-        are known from acting.
+        `stacks` tells how many frames the keys that stack some have; with `store_values`, acting also stores
+        log-probabilities and values.
         """
         self.num_steps, self.num_envs = num_steps, num_envs
         self.sequence_length = sequence_length
@@ -52,12 +50,12 @@ class Rollout:
         self.reward = torch.zeros(num_steps, num_envs, device=device)
         self.terminated = torch.zeros(num_steps, num_envs, dtype=torch.bool, device=device)
         self.truncated = torch.zeros(num_steps, num_envs, dtype=torch.bool, device=device)
-        self.log_prob = torch.zeros_like(self.reward) if judged else None
+        self.log_prob = torch.zeros_like(self.reward) if store_values else None
         """`[T, N]`, of the actions, where it was computed when they were chosen."""
-        self.value = torch.zeros_like(self.reward) if judged else None
+        self.value = torch.zeros_like(self.reward) if store_values else None
         """`[T, N]`, of the observations, likewise."""
         self.state: Tensor | None = None
-        """`[C, N, S]`, the policy's memory before the first step of every sequence; None where it has none."""
+        """`[C, N, S]`, the recurrent state before the first step of every sequence; None without recurrence."""
         self.last_state: Tensor | None = None
         """`[N, S]`, after the last step."""
         if state_size:
@@ -70,7 +68,8 @@ class Rollout:
         self.duration: Tensor | None = None
         """`[T, N]` int64, env steps of each transition; None where all of them are one."""
         self._final_obs: dict[str, list[Tensor]] = {key: [] for key in self.obs}
-        self._final_index: list[Tensor] = []
+        self._final_time: list[Tensor] = []
+        self._final_env: list[Tensor] = []
         self._final_state: list[Tensor] = []
         self.terminated.zero_()
         self.truncated.zero_()
@@ -81,12 +80,13 @@ class Rollout:
             count = self.stacks[key]
             rows[: count - 1] = obs[key].unflatten(1, (count, -1))[:, :-1].transpose(0, 1)
 
-    def add_final(self, index: Tensor, final_obs: dict[str, Tensor], state: Tensor | None = None) -> None:
-        """Keep the last observations `[K, ...]` of truncated episodes, and the memory `[K, S]` of all before them.
+    def add_final(self, time: Tensor, env: Tensor, final_obs: dict[str, Tensor], state: Tensor | None = None) -> None:
+        """Store the last observations `[K, ...]` of episodes that were truncated at `time` `[K]` in `env` `[K]`.
 
-        `index` `[K]` is where in the flattened rollout they ended, t * N + n.
+        `state` `[K, S]` is the recurrent state of all before them.
         """
-        self._final_index.append(index)
+        self._final_time.append(time)
+        self._final_env.append(env)
         for key, kept in self._final_obs.items():
             kept.append(final_obs[key].to(self.obs[key]))
         if state is not None:
@@ -107,11 +107,19 @@ class Rollout:
         return self.num_steps * self.num_envs
 
     @property
-    def final_index(self) -> Tensor:
-        """`[K]`, where in the flattened rollout the truncated episodes ended."""
-        if not self._final_index:
+    def final_time(self) -> Tensor:
+        """`[K]`, the steps in which episodes were truncated."""
+        return self._joined(self._final_time)
+
+    @property
+    def final_env(self) -> Tensor:
+        """`[K]`, the envs of these episodes."""
+        return self._joined(self._final_env)
+
+    def _joined(self, parts: list[Tensor]) -> Tensor:
+        if not parts:
             return torch.zeros(0, dtype=torch.long, device=self.reward.device)
-        return torch.cat(self._final_index).to(self.reward.device)
+        return torch.cat(parts).to(self.reward.device)
 
     @property
     def final_obs(self) -> dict[str, Tensor]:
@@ -123,23 +131,23 @@ class Rollout:
         """`[N + K, ...]`: the observations after the rollout, then the final ones of truncated episodes."""
         last = {key: x[-1] for key, x in self.obs.items()}
         end = torch.arange(self.size, self.size + self.num_envs, device=self.reward.device)
-        last |= {key: gather_stacks(x.flatten(0, 1), self._places(key, end)) for key, x in self.frames.items()}
+        last |= {key: gather_stacks(x.flatten(0, 1), self._stack_rows(key, end)) for key, x in self.frames.items()}
         return {key: torch.cat((x, *self._final_obs[key])) for key, x in last.items()}
 
     def bootstrap_state(self) -> Tensor | None:
-        """`[N + K, S]`: the memory with which each of the bootstrap observations is seen."""
+        """`[N + K, S]`: the recurrent state before each of the bootstrap observations."""
         return None if self.last_state is None else torch.cat((self.last_state, *self._final_state))
 
     def step_obs(self) -> dict[str, Tensor]:
         """`[T, N, ...]` of the acted-on observations, a view."""
         return {key: x[:-1] for key, x in self.obs.items()}
 
-    def stack_index(self) -> dict[str, Tensor]:
-        """`[T, N, F]` for every key that stacks frames: where in its `frames`, flattened `[R * N]`, each one is."""
+    def stack_rows(self) -> dict[str, Tensor]:
+        """`[T * N, F]` for every key that stacks frames: the rows of each stack in `frames`, flattened."""
         steps = torch.arange(self.size, device=self.reward.device)
-        return {key: self._places(key, steps).view(self.num_steps, self.num_envs, -1) for key in self.frames}
+        return {key: self._stack_rows(key, steps) for key in self.frames}
 
-    def _places(self, key: str, step: Tensor) -> Tensor:
+    def _stack_rows(self, key: str, step: Tensor) -> Tensor:
         """`[K, F]`, of the steps `[K]` counted as t * N + n."""
         count, time = self.stacks[key], torch.arange(self.num_steps + 1, device=step.device)
         began = torch.where(torch.cat((torch.zeros_like(self.ended[:1]), self.ended)), time[:, None], 1 - count)
@@ -153,45 +161,40 @@ class Rollout:
         ended = self.ended
         return torch.cat((torch.zeros_like(ended[:1]), ended[:-1]))
 
-    @property
-    def num_sequences(self) -> int:
-        """`Q`."""
-        return -(-self.num_steps // self.sequence_length) * self.num_envs
+    @classmethod
+    def join(cls, parts: Sequence["Rollout"]) -> "Rollout":
+        """Rollouts of the same steps side by side: `[T, N1 + N2 + ...]`, copied."""
+        first, joined = parts[0], cls.__new__(cls)
+        joined.num_steps, joined.num_envs = first.num_steps, sum(part.num_envs for part in parts)
+        joined.sequence_length, joined.stacks = first.sequence_length, first.stacks
 
-    def sequences(self, x: Tensor) -> Tensor:
-        """`[T, N, ...]` as `[L, Q, ...]`; the last step stands in for those that are not there."""
-        if self._padding:
-            x = torch.cat((x, x[-1:].expand(self._padding, *x.shape[1:])))
-        return x.unflatten(0, (-1, self.sequence_length)).transpose(0, 1).flatten(1, 2)
+        def beside(name: str, axis: int = 1) -> Tensor | None:
+            found = [getattr(part, name) for part in parts]
+            return None if found[0] is None else torch.cat(found, axis)
 
-    @property
-    def _padding(self) -> int:
-        return -self.num_steps % self.sequence_length
-
-    def steps(self, x: Tensor) -> Tensor:
-        """`[L, Q, ...]` as `[T, N, ...]`: what `sequences` did, undone."""
-        return x.unflatten(1, (-1, self.num_envs)).transpose(0, 1).flatten(0, 1)[: self.num_steps]
-
-    def weight(self) -> Tensor | None:
-        """`[L, Q]`: 1 for a step and 0 for padding; None where there is none."""
-        if not self._padding:
-            return None
-        weight = self.sequences(torch.ones_like(self.reward))
-        weight[-self._padding :, -self.num_envs :] = 0.0  # the last steps of the last sequence of every env
-        return weight
-
-
-def minibatch_indices(size: int, count: int, generator: Generator) -> Iterator[Tensor]:
-    """Every index of `range(size)` once, shuffled, in `count` minibatches whose sizes differ by at most one.
-
-    Yields tensors `[M, B]` of M minibatches each: one where the sizes are all the same, else two.
-    """
-    order = torch.randperm(size, generator=generator, device=generator.device)
-    least, larger = divmod(size, count)
-    split = larger * (least + 1)
-    if larger:
-        yield order[:split].view(larger, least + 1)
-    yield order[split:].view(count - larger, least)
+        joined.frames = {key: torch.cat([part.frames[key] for part in parts], 1) for key in first.frames}
+        joined.obs = {
+            key: joined.frames[key][first.stacks[key] - 1 :]
+            if key in joined.frames
+            else torch.cat([part.obs[key] for part in parts], 1)
+            for key in first.obs
+        }
+        for name in ("action", "reward", "terminated", "truncated", "log_prob", "value", "state"):
+            setattr(joined, name, beside(name))
+        joined.last_state = beside("last_state", 0)
+        held = [part.duration for part in parts]
+        joined.duration = None
+        if any(x is not None for x in held):
+            ones = [torch.ones_like(part.reward, dtype=torch.long) for part in parts]
+            joined.duration = torch.cat([one if x is None else x for x, one in zip(held, ones, strict=True)], 1)
+        before = [0]
+        for part in parts:
+            before.append(before[-1] + part.num_envs)
+        joined._final_time = [part.final_time for part in parts]
+        joined._final_env = [part.final_env + offset for part, offset in zip(parts, before, strict=False)]
+        joined._final_obs = {key: [x for part in parts for x in part._final_obs[key]] for key in first.obs}
+        joined._final_state = [x for part in parts for x in part._final_state]
+        return joined
 
 
 def as_stored(obs: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from proxima.evaluate.restored import restore_policy
 from proxima.evaluate.statistics import Summary
 from proxima.evaluate.world import chosen_env
 from proxima.nets.encoders import is_image
-from proxima.nets.make import Agent
+from proxima.nets.policy import Policy
 from proxima.nets.spec import Spec
 
 LONGEST_EPISODE = 100_000
@@ -191,7 +191,7 @@ def evaluate(
 
 @torch.no_grad()
 def run_episodes(
-    policy: Agent, env: VecEnv, *, episodes: int, seed: int, deterministic: bool, trace: bool = False
+    policy: Policy, env: VecEnv, *, episodes: int, seed: int, deterministic: bool, trace: bool = False
 ) -> list[Episode]:
     """The first `episodes` episodes, the same number in each env give or take one: short ones are not favoured."""
     wanted = [len(range(i, episodes, env.num_envs)) for i in range(env.num_envs)]
@@ -202,7 +202,7 @@ def run_episodes(
     lasted = np.zeros(env.num_envs, int)
     while any(len(mine) < count for mine, count in zip(finished, wanted, strict=True)):
         noise = None if deterministic else torch.randn(env.num_envs, policy.noise_size, generator=generator)
-        _, action, after = policy.act(obs, noise, state)
+        _, action, after, *_ = policy.act(obs, noise, state)
         step = env.step(action)
         if trace:
             _keep(steps, policy, obs, state, action, step)
@@ -225,7 +225,7 @@ def run_episodes(
 
 def _keep(
     steps: list[list[dict[str, Any]]],
-    policy: Agent,
+    policy: Policy,
     obs: dict[str, Tensor],
     state: Tensor | None,
     action: Tensor,
@@ -245,7 +245,7 @@ def _keep(
         mine.append(row | {"obs": {key: x[i].numpy().copy() for key, x in vectors.items()}})
 
 
-def _episode(i: int, step: Step, policy: Agent, steps: list[dict[str, Any]], state: Tensor | None) -> Episode:
+def _episode(i: int, step: Step, policy: Policy, steps: list[dict[str, Any]], state: Tensor | None) -> Episode:
     """The one that ended in env `i`; `state` is the memory of all before its last observation."""
     success = None
     if step.episodes.success is not None and not bool(step.episodes.success[i].isnan()):
@@ -257,7 +257,7 @@ def _episode(i: int, step: Step, policy: Agent, steps: list[dict[str, Any]], sta
         trace = Trace(
             obs={key: np.stack([row["obs"][key] for row in steps]) for key in steps[0]["obs"]},
             **{name: np.stack([row[name] for row in steps]) for name in steps[0] if name != "obs"},
-            final_value=float(policy.value(last, None if state is None else state[i : i + 1]) * policy.return_scale),
+            final_value=_value(policy, last, None if state is None else state[i : i + 1]),
         )
     return Episode(
         return_=float(step.episodes.return_[i]),
@@ -267,3 +267,9 @@ def _episode(i: int, step: Step, policy: Agent, steps: list[dict[str, Any]], sta
         trace=trace,
         info={name: float(x[i]) for name, x in step.episodes.info.items() if bool(x[i].isfinite())},
     )
+
+
+@torch.no_grad()
+def _value(policy: Policy, obs: dict[str, Tensor], state: Tensor | None) -> float:
+    """Of one raw observation, in units of the env's own reward."""
+    return float(policy.value(policy.normalizer(obs), state) * policy.return_scale)

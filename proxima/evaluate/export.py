@@ -24,7 +24,7 @@ from proxima import checkpoint
 from proxima.errors import UsageError
 from proxima.evaluate.restored import restore_policy
 from proxima.nets.encoders import Tanh
-from proxima.nets.make import Agent
+from proxima.nets.policy import Policy
 from proxima.nets.spec import ActionSpec, ObsSpec
 from proxima.nets.trunk import Obs
 
@@ -75,11 +75,10 @@ class DeterministicPolicy(nn.Module):
     low: Tensor
     high: Tensor
 
-    def __init__(self, policy: Agent):
+    def __init__(self, policy: Policy):
         super().__init__()
         self.spec, action = policy.spec, policy.spec.action
-        self.normalizer, self.trunk = policy.normalizer, policy.actor_trunk
-        self.mlp, self.head = policy.action_mlp, policy.action_head
+        self.policy = policy
         self.keys, keys = policy.actor_keys, set(policy.actor_keys)
         self.inputs = [Port(key, _input_dtype(self.spec.obs[key]), self.spec.obs[key].shape) for key in self.keys]
         self.outputs = [Port(_unused("action", keys), action.dtype, action.shape)]
@@ -97,9 +96,9 @@ class DeterministicPolicy(nn.Module):
 
     def forward(self, obs: Obs, state: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """`[B, *shape]` a key to actions `[B, *shape]`; with a memory, its state before to that after as well."""
-        features, after = self.trunk.step(self.normalizer(obs), state)
-        action = self._in_env_form(self.head.to_env(self.head(self.mlp(features)).mode()))
-        return action if after is None else (action, after)
+        acted = self.policy.act(obs, None, state)
+        action = self._in_env_form(acted.env_action)
+        return action if acted.state is None else (action, acted.state)
 
     def _in_env_form(self, action: Tensor) -> Tensor:
         """What `ActionSpec.to_env` does, in operations that both formats have.
@@ -185,7 +184,8 @@ def _clear_names(graph: Any) -> None:
 
 def _torchscript(policy: DeterministicPolicy) -> bytes:
     buffer = io.BytesIO()
-    torch.jit.save(torch.jit.trace(policy, tuple(policy.example().values()), check_trace=False), buffer)
+    traced = torch.jit.trace(policy, tuple(policy.example().values()), check_trace=False)
+    torch.jit.save(torch.jit.freeze(traced, optimize_numerics=False), buffer)  # without the critic, which nothing uses
     return buffer.getvalue()
 
 

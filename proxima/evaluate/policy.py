@@ -14,7 +14,7 @@ from proxima.envs.action_hold import Hold
 from proxima.errors import UsageError
 from proxima.evaluate.limits import check_number
 from proxima.evaluate.restored import restore_policy
-from proxima.nets.make import Agent
+from proxima.nets.policy import Policy
 from proxima.nets.spec import Spec
 
 
@@ -24,7 +24,7 @@ class LoadedPolicy:
     A policy with a memory remembers what it was given: `reset` says where a new episode begins.
     """
 
-    def __init__(self, policy: Agent, *, seed: int = 0, hold: Hold | None = None):
+    def __init__(self, policy: Policy, *, seed: int = 0, hold: Hold | None = None):
         check_number("seed", seed, least=0)
         self.policy = policy.eval()
         self.hold = hold or Hold()
@@ -55,8 +55,9 @@ class LoadedPolicy:
         tensors = as_stored({key: torch.as_tensor(array) for key, (array, _) in rows.items()})
         size = max(sizes.values())
         noise = None if deterministic else torch.randn(size, self.policy.noise_size, generator=self._generator)
-        _, action, self._state = self.policy.act(tensors, noise, self._state_of(size))
-        in_env_form = self.spec.action.to_env(action.numpy())
+        acted = self.policy.act(tensors, noise, self._state_of(size))
+        self._state = acted.state
+        in_env_form = self.spec.action.to_env(acted.env_action.numpy())
         return in_env_form if batched else in_env_form[0]
 
     def _state_of(self, size: int) -> Tensor | None:

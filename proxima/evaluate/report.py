@@ -14,7 +14,7 @@ from proxima.evaluate.episodes import Evaluation
 from proxima.evaluate.policy import load_policy
 from proxima.evaluate.policy_analysis import PolicyAnalysis
 from proxima.evaluate.value_analysis import ValueAnalysis
-from proxima.nets.make import Agent
+from proxima.nets.policy import Policy
 
 
 def write_report(evaluation: Evaluation, *, value: bool, policy: bool) -> tuple[Path, list[str]]:
@@ -56,7 +56,7 @@ def write_report(evaluation: Evaluation, *, value: bool, policy: bool) -> tuple[
     return index, said
 
 
-def _value_map(agent: Agent, evaluation: Evaluation, path: Path) -> list[Path]:
+def _value_map(agent: Policy, evaluation: Evaluation, path: Path) -> list[Path]:
     """A value map where an observation is two numbers, or an angle as cosine and sine with its velocity."""
     from proxima.evaluate import plots
 
@@ -73,7 +73,9 @@ def _value_map(agent: Agent, evaluation: Evaluation, path: Path) -> list[Path]:
     def value(points: np.ndarray) -> np.ndarray:
         if circle:
             points = np.stack([np.cos(points[:, 0]), np.sin(points[:, 0]), points[:, 1]], -1)
-        found = agent.value({"obs": torch.tensor(points, dtype=torch.float32)}) * agent.return_scale
+        obs = agent.normalizer({"obs": torch.tensor(points, dtype=torch.float32)})
+        with torch.no_grad():
+            found = agent.value(obs) * agent.return_scale
         return found.numpy()
 
     if circle:

@@ -16,7 +16,8 @@ from proxima import checkpoint
 from proxima.config import Config, config_from_dict
 from proxima.envs.action_hold import Hold
 from proxima.errors import UsageError
-from proxima.nets.make import Agent, make_policy
+from proxima.nets.make import make_policy
+from proxima.nets.policy import Policy
 from proxima.nets.spec import Spec
 
 _TRIES = 10
@@ -27,7 +28,7 @@ class Restored:
     """A trained policy, and what its checkpoint says about it."""
 
     folder: Path
-    policy: Agent
+    policy: Policy
     """On the CPU, in eval mode."""
     config: Config
     hold: Hold
@@ -110,7 +111,7 @@ def _check_state(state: dict[Any, Any], expected: dict[str, Any]) -> None:
 
 
 @torch.no_grad()
-def _check_action(policy: Agent) -> None:
+def _check_action(policy: Policy) -> None:
     """Act once, on zeros: what the spec says of the action must fit what the policy gives."""
     spec = policy.spec
     shapes = {key: spec.obs[key] for key in policy.actor_keys}
@@ -118,6 +119,6 @@ def _check_action(policy: Agent) -> None:
         key: torch.zeros(1, *o.shape, dtype=torch.uint8 if o.dtype == "uint8" else torch.float32)
         for key, o in shapes.items()
     }
-    action = spec.action.to_env(policy.act(zeros)[1].numpy())
+    action = spec.action.to_env(policy.act(zeros).env_action.numpy())
     if action.shape != (1, *spec.action.shape) or not np.isfinite(action).all():
         raise ValueError(f"the policy's action is {action.tolist()}, which the env cannot take")

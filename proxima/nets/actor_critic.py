@@ -21,11 +21,11 @@ from proxima.algo.distributions import (
     TanhGaussian,
 )
 from proxima.algo.normalize import ObsNormalizer
-from proxima.algo.policy import Policy
 from proxima.errors import UsageError
 from proxima.nets.encoders import MLP, init_layer, is_image
+from proxima.nets.policy import Acted, Obs, Policy
 from proxima.nets.spec import ActionSpec, Spec
-from proxima.nets.trunk import Encoders, Obs, Trunk, encoder_options
+from proxima.nets.trunk import Encoders, Trunk, encoder_options
 from proxima.sections import NormalizeOptions, PolicyOptions
 
 
@@ -142,68 +142,51 @@ class ActorCritic(Policy):
         self.action_head = ActionHead(self.action_mlp.out_features, spec.action, options)
         self.value_head = nn.Linear(self.value_mlp.out_features, 1)
         init_layer(self.value_head, gain=1.0, orthogonal=options.orthogonal_init)
-
-    @property
-    def noise_size(self) -> int:
-        """Normal numbers that the sample of one action takes."""
-        return self.action_head.noise_size
+        self.noise_size = self.action_head.noise_size
+        self.values_are_cheap = self.shared and bool(images)
 
     @property
     def shared(self) -> bool:
         """Whether actor and critic have one trunk."""
         return self.critic_trunk is self.actor_trunk
 
-    def first_state(self, envs: int) -> Tensor | None:
-        """The state `[envs, S]` before an episode's first observation; None without a memory."""
-        return self.return_scale.new_zeros(envs, self.state_size) if self.state_size else None
-
     def forward(
         self, obs: Obs, state: Tensor | None = None, start: Tensor | None = None
     ) -> tuple[Distribution, Tensor]:
-        """Distribution and value `[B]` of normalised observations: the learner's view."""
+        """Distribution of the raw action and value `[B]` of normalised observations."""
         actor_state, critic_state = self._split(state)
         features = self.actor_trunk(obs, actor_state, start)
         critic_features = features if self.shared else self.critic_trunk(obs, critic_state, start)
         return self.action_head(self.action_mlp(features)), self._value(critic_features, obs)
 
+    def value(self, obs: Obs, state: Tensor | None = None, start: Tensor | None = None) -> Tensor:
+        """V `[B]` of normalised observations, without the actor."""
+        return self._value(self.critic_trunk(obs, self._split(state)[1], start), obs)
+
     @torch.no_grad()
     def act(
-        self, obs: Obs, noise: Tensor | None = None, state: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Raw actions, the same in the env's units, and the state after, for raw observations and the state before.
-
-        They are sampled with standard normal `noise` `[B, noise_size]`, or the likeliest without it. A state without
-        the critic's columns is enough: what only the critic sees need then not be in `obs`.
-        """
+        self, obs: Obs, noise: Tensor | None = None, state: Tensor | None = None, *, with_value: bool = False
+    ) -> Acted:
+        """Actions for raw observations; one pass through a shared trunk also gives the value."""
         obs = self.normalizer(obs)
         actor_state, critic_state = self._split(state)
         features, after = self.actor_trunk.step(obs, actor_state)
         distribution = self.action_head(self.action_mlp(features))
         action = distribution.mode() if noise is None else distribution.sample(noise)
-        if after is not None and not self.shared and critic_state is not None and critic_state.shape[-1]:
-            critic_after = self.critic_trunk.step(obs, critic_state)[1]
-            assert critic_after is not None
-            after = torch.cat((after, critic_after), -1)
-        return action, self.action_head.to_env(action), after
+        critic_features = features
+        has_critic_state = critic_state is not None and bool(critic_state.shape[-1])
+        if not self.shared and (with_value or has_critic_state):
+            critic_features, critic_after = self.critic_trunk.step(obs, critic_state)
+            if after is not None and critic_after is not None:
+                after = torch.cat((after, critic_after), -1)
+        env_action = self.action_head.to_env(action)
+        if not with_value:
+            return Acted(action, env_action, after)
+        return Acted(action, env_action, after, distribution.log_prob(action), self._value(critic_features, obs))
 
-    @torch.no_grad()
-    def act_and_judge(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Raw actions and those of the env, as `act` gives them, their log-probabilities and the values `[B]`.
-
-        For a policy without a memory. With one trunk it costs hardly more than to act.
-        """
-        distribution, value = self(self.normalizer(obs))
-        action = distribution.sample(noise)
-        return action, self.action_head.to_env(action), distribution.log_prob(action), value
-
-    def critic(self, obs: Obs, state: Tensor | None = None, start: Tensor | None = None) -> Tensor:
-        """V `[B]` of normalised observations, without the actor."""
-        return self._value(self.critic_trunk(obs, self._split(state)[1], start), obs)
-
-    @torch.no_grad()
-    def value(self, obs: Obs, state: Tensor | None = None) -> Tensor:
-        """V `[B]` of raw observations."""
-        return self.critic(self.normalizer(obs), state)
+    def to_env(self, action: Tensor) -> Tensor:
+        """Raw actions in the env's own units and within its bounds."""
+        return self.action_head.to_env(action)
 
     def _split(self, state: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """The actor's and the critic's part of a state, which are one where the trunk is."""

@@ -1,22 +1,15 @@
-"""Which network an algorithm learns."""
+"""Builds the policy that an algorithm trains."""
 
-import torch
-
+from proxima.algorithms import ALGORITHMS, find_attribute
+from proxima.compiling import float32_by_default
 from proxima.config import Config
-from proxima.nets.actor_critic import ActorCritic
-from proxima.nets.q_network import QNetwork
+from proxima.nets.policy import Policy
 from proxima.nets.spec import Spec
 
-Agent = ActorCritic | QNetwork
-"""Both act, value and normalise in the same way."""
 
-
-def make_policy(spec: Spec, config: Config) -> Agent:
-    """The policy of a run, with random weights."""
-    kind: type[Agent] = ActorCritic if config.algorithm.algorithm == "PPO" else QNetwork
-    dtype = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)  # whatever the host program's is
-    try:
-        return kind(spec, config.policy, config.normalize)
-    finally:
-        torch.set_default_dtype(dtype)
+def make_policy(spec: Spec, config: Config) -> Policy:
+    """The policy of a run, with random weights in float32."""
+    kind = find_attribute(ALGORITHMS[config.algorithm.algorithm].policy)
+    with float32_by_default():
+        policy: Policy = kind(spec, config.policy, config.normalize)
+    return policy

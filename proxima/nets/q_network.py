@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from proxima.algo.distributions import EpsilonGreedy
 from proxima.algo.normalize import ObsNormalizer
-from proxima.algo.policy import QPolicy
 from proxima.errors import UsageError
 from proxima.nets.encoders import MLP, init_layer, is_image
+from proxima.nets.policy import Acted, Obs, Policy
 from proxima.nets.spec import Spec
-from proxima.nets.trunk import Obs, Trunk, encoder_options
+from proxima.nets.trunk import Trunk, encoder_options
 from proxima.sections import NormalizeOptions, PolicyOptions
 
 
@@ -31,17 +31,13 @@ class QHead(nn.Module):
         """Its `q` is `[B, A]`."""
         return EpsilonGreedy(self.linear(features).float(), self.epsilon)
 
-    def to_env(self, action: Tensor) -> Tensor:
-        """A choice as it is; where the env counts from another number than 0, `ActionSpec.to_env` knows."""
-        return action
 
-
-class QNetwork(QPolicy):
+class QNetwork(Policy):
     """Q over dictionary observations, for one discrete action and without a memory."""
 
     noise_size = 2
     state_size = actor_state_size = 0
-    shared = True
+    values_are_cheap = True
 
     def __init__(self, spec: Spec, options: PolicyOptions, normalize: NormalizeOptions):
         super().__init__()
@@ -71,13 +67,9 @@ class QNetwork(QPolicy):
         self.action_head = QHead(features, action.sizes[0], orthogonal=orthogonal)
 
     @property
-    def epsilon(self) -> Tensor:  # type: ignore[override]
+    def epsilon(self) -> Tensor:
         """[], how often it acts at random where it is given noise; to be changed in place."""
         return self.action_head.epsilon
-
-    def first_state(self, envs: int) -> Tensor | None:
-        """There is no memory."""
-        return None
 
     def forward(
         self, obs: Obs, state: Tensor | None = None, start: Tensor | None = None
@@ -86,27 +78,21 @@ class QNetwork(QPolicy):
         distribution = self.action_head(self.action_mlp(self.actor_trunk(obs)))
         return distribution, distribution.q.amax(-1)
 
-    def q(self, obs: Obs) -> Tensor:
-        """Q `[B, A]` of normalised observations."""
-        return self(obs)[0].q
-
-    @torch.no_grad()
-    def act(
-        self, obs: Obs, noise: Tensor | None = None, state: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Actions `[B]` for raw observations, twice, and no state: as `ActorCritic.act` gives them.
-
-        With standard normal `noise` `[B, 2]` they are epsilon-greedy, without it greedy.
-        """
-        distribution, _ = self(self.normalizer(obs))
-        action = distribution.mode() if noise is None else distribution.sample(noise)
-        return action, self.action_head.to_env(action), None
-
-    def critic(self, obs: Obs, state: Tensor | None = None, start: Tensor | None = None) -> Tensor:
+    def value(self, obs: Obs, state: Tensor | None = None, start: Tensor | None = None) -> Tensor:
         """The highest Q `[B]` of normalised observations."""
         return self(obs)[1]
 
     @torch.no_grad()
-    def value(self, obs: Obs, state: Tensor | None = None) -> Tensor:
-        """The highest Q `[B]` of raw observations."""
-        return self.critic(self.normalizer(obs))
+    def act(
+        self, obs: Obs, noise: Tensor | None = None, state: Tensor | None = None, *, with_value: bool = False
+    ) -> Acted:
+        """Actions `[B]` for raw observations: epsilon-greedy with `noise` `[B, 2]`, greedy without it."""
+        distribution, value = self(self.normalizer(obs))
+        action = distribution.mode() if noise is None else distribution.sample(noise)
+        if not with_value:
+            return Acted(action, action, None)
+        return Acted(action, action, None, distribution.log_prob(action), value)
+
+    def to_env(self, action: Tensor) -> Tensor:
+        """A choice as it is; where the env counts from another number than 0, `ActionSpec.to_env` knows."""
+        return action

@@ -15,14 +15,13 @@ from torch.func import functional_call
 
 from proxima.algo.flat import FlatParameters
 from proxima.data.frames import newest
-from proxima.nets.actor_critic import ActorCritic
-from proxima.nets.make import Agent
+from proxima.nets.policy import Policy
 
 _NOT_FOR_ACTING = ("normalizer.moments", "return_scale")
 
 Rows = tuple[Tensor, ...]
 Record = Callable[[Rows, Tensor, Rows, Tensor, Rows, Rows], Tensor]
-"""Observations as the env gave them, noise, where observations and actions are stored, the memory's state, if there is
+"""Observations as the env gave them, noise, where observations and actions are stored, the recurrent state, if there is
 one, which is advanced in place, and where log-probabilities and values are stored, if they are; gives the env's
 actions."""
 Native = Callable[[list[Tensor]], list[Tensor]]
@@ -31,31 +30,29 @@ Native = Callable[[list[Tensor]], list[Tensor]]
 class Actor(nn.Module):
     """Acts, and stores in the rollout what was seen and done."""
 
-    def __init__(self, policy: Agent, env_device: torch.device, stacks: Mapping[str, int] | None = None):
+    def __init__(self, policy: Policy, env_device: torch.device, stacks: Mapping[str, int] | None = None):
         """`stacks` tells which keys are stored as the newest of so many frames."""
         super().__init__()
         self.policy, self.env_device = policy, env_device
         self.keys = policy.keys
         self.stacks = [(stacks or {}).get(key, 1) for key in self.keys]
 
-    def forward(self, seen: Rows, noise: Tensor, obs: Rows, action: Tensor, state: Rows, judged: Rows = ()) -> Tensor:
-        """One vector step; `seen` may have the env's own dtypes, `state` is empty or one tensor, `judged` or two."""
+    def forward(self, seen: Rows, noise: Tensor, obs: Rows, action: Tensor, state: Rows, values: Rows = ()) -> Tensor:
+        """One vector step; `seen` may have the env's own dtypes, `state` is empty or one tensor, `values` or two."""
         taken = []
         for stored, x, frames in zip(obs, seen, self.stacks, strict=True):
             stored.copy_(newest(x, frames))
             taken.append(x.to(stored) if frames > 1 else stored)
-        now, after = dict(zip(self.keys, taken, strict=True)), None
-        if judged:
-            assert isinstance(self.policy, ActorCritic)
-            raw, env_action, *found = self.policy.act_and_judge(now, noise)
-            for ours, new in zip(judged, found, strict=True):
-                ours.copy_(new)
-        else:
-            raw, env_action, after = self.policy.act(now, noise, *state)
-        action.copy_(raw)
-        if after is not None:
-            state[0].copy_(after)
-        return env_action.to(self.env_device)
+        now = dict(zip(self.keys, taken, strict=True))
+        acted = self.policy.act(now, noise, *state, with_value=bool(values))
+        if values:
+            assert acted.log_prob is not None and acted.value is not None
+            values[0].copy_(acted.log_prob)
+            values[1].copy_(acted.value)
+        action.copy_(acted.action)
+        if acted.state is not None:
+            state[0].copy_(acted.state)
+        return acted.env_action.to(self.env_device)
 
 
 @torch.no_grad()
@@ -67,7 +64,7 @@ def compile_actor(
     obs: Rows,
     action: Tensor,
     state: Rows,
-    judged: Rows = (),
+    values: Rows = (),
 ) -> Record:
     """The same for inputs like these in one call into native code; it follows the weights as they change in place.
 
@@ -82,19 +79,19 @@ def compile_actor(
         tensors = flat.views(vector) | dict(zip(others, rest, strict=False))
         rows = rest[len(others) :]
         end = 2 * keys + 1
-        states, judgements = rows[end + 1 : end + 1 + len(state)], rows[end + 1 + len(state) :]
-        arguments = (rows[:keys], rows[keys], rows[keys + 1 : end], rows[end], states, judgements)
+        states, value_rows = rows[end + 1 : end + 1 + len(state)], rows[end + 1 + len(state) :]
+        arguments = (rows[:keys], rows[keys], rows[keys + 1 : end], rows[end], states, value_rows)
         named = {f"policy.{name}": x for name, x in tensors.items()}
         return functional_call(actor, named, arguments, tie_weights=False)
 
-    run = _compile(_Function(record), [*weights, *seen, noise, *obs, action, *state, *judged])
+    run = _compile(_Function(record), [*weights, *seen, noise, *obs, action, *state, *values])
     forms = [(x.dtype, x.stride()) for x in seen]
 
-    def call(seen: Rows, noise: Tensor, obs: Rows, action: Tensor, state: Rows, judged: Rows = ()) -> Tensor:
+    def call(seen: Rows, noise: Tensor, obs: Rows, action: Tensor, state: Rows, values: Rows = ()) -> Tensor:
         # Native code reads memory as it was told to: what an env gives in another form must not get there.
         if [(x.dtype, x.stride()) for x in seen] != forms:
             seen = tuple([x.to(dtype).contiguous() for x, (dtype, _) in zip(seen, forms, strict=True)])
-        return run([*weights, *seen, noise, *obs, action, *state, *judged])[0]
+        return run([*weights, *seen, noise, *obs, action, *state, *values])[0]
 
     return call
 

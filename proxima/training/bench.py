@@ -78,15 +78,13 @@ def _bench(trainer: Trainer, seconds: float) -> Bench:
         while not rows or time.perf_counter() - start < seconds:
             rows.append(trainer.iterate())
         phases = {phase: sum(row[f"{phase}_seconds"] for row in rows) / len(rows) for phase in trainer.algorithm.phases}
-        env = trainer.env
-        actions = trainer.collector.rollout.action
-        to_env = trainer.policy.action_head.to_env
-        choices = [to_env(actions[t]).to(env.device) for t in range(len(actions))]
+        env, actions = trainer.source.env, trainer.source.rollout.action
+        choices = [trainer.policy.to_env(action).to(env.device) for action in actions]
         envs_alone = _rate(lambda t: env.step(choices[t % len(choices)]).duration, env.num_envs)
         step_physics = getattr(env, "step_physics", None)
         physics_alone = None if step_physics is None else _rate(lambda _: step_physics(), env.num_envs)
     finally:
-        trainer.env.close()
+        trainer.close()
     use = trainer.machine_use().replace("to be compiled", "compiled")
     steps = (rows[-1]["global_step"] - first_step) / len(rows)
     return Bench(len(rows), steps, phases, first, envs_alone, physics_alone, use)

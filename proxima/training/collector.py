@@ -1,8 +1,11 @@
-"""Collects experience: the only caller of `env.step` in training."""
+"""The local rollout source: owns the envs, steps them with the policy, and fills rollouts.
 
+It is the only caller of `env.step` in training. Whoever trains asks it for rollouts, counts, episode statistics and
+state, and never the envs.
+"""
+
+import logging
 import math
-from collections import deque
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,85 +16,17 @@ from proxima.compiling import is_toolchain_failure, report_failure
 from proxima.data.frames import newest
 from proxima.data.generators import restore_generator
 from proxima.data.rollout import Rollout, as_stored
-from proxima.envs.base import Step, VecEnv
+from proxima.envs.action_hold import Hold
+from proxima.envs.base import ExactState, Step, VecEnv
+from proxima.envs.snapshot import NotPlain
 from proxima.errors import NonFiniteError, UsageError
-from proxima.nets.make import Agent
+from proxima.nets.policy import Policy
 from proxima.training.actor import Actor, Record, Rows, compile_actor
-from proxima.training.endings import DeferredEndings, Endings
+from proxima.training.endings import EndingBuffer, Endings
+from proxima.training.episode_statistics import EpisodeStatistics
+from proxima.training.hold_schedule import HoldSchedule
 
-EPISODE_WINDOW = 100
-
-
-class EpisodeStatistics:
-    """Returns, lengths and what else the env tells of the last 100 finished episodes.
-
-    A success or a number of the env's own is NaN where an episode ended without it.
-    """
-
-    def __init__(self, names: Iterable[str] = ()) -> None:
-        """`names` are those of the env's own numbers."""
-        self.returns: deque[float] = deque(maxlen=EPISODE_WINDOW)
-        self.lengths: deque[int] = deque(maxlen=EPISODE_WINDOW)
-        self.success: deque[float] = deque(maxlen=EPISODE_WINDOW)
-        """Empty until the env has told of one."""
-        self.info: dict[str, deque[float]] = {name: deque(maxlen=EPISODE_WINDOW) for name in names}
-        self.count = 0
-
-    def add(
-        self,
-        returns: list[float],
-        lengths: list[int],
-        success: list[float] | None = None,
-        info: Mapping[str, list[float]] | None = None,
-    ) -> None:
-        """Take in finished episodes."""
-        self.returns.extend(returns)
-        self.lengths.extend(lengths)
-        if success is not None and (self.success or not all(map(math.isnan, success))):
-            self.success.extend(success)
-        for name, window in self.info.items():
-            window.extend((info or {}).get(name, []))
-        self.count += len(returns)
-
-    def metrics(self) -> dict[str, float]:
-        """Means and extremes of the window, NaN before the first episode ends."""
-        returns, lengths = (list(window) or [math.nan] for window in (self.returns, self.lengths))
-        return {
-            "episode_return": sum(returns) / len(returns),
-            "episode_return_min": min(returns),
-            "episode_return_max": max(returns),
-            "episode_length": sum(lengths) / len(lengths),
-            "episode_length_min": min(lengths),
-            "episode_length_max": max(lengths),
-            "episodes": self.count,
-            **({"episode_success": _mean(self.success)} if self.success else {}),
-            **{f"episode_{name}": _mean(window) for name, window in self.info.items()},
-        }
-
-    def get_state(self) -> dict[str, Any]:
-        """The windows and the count."""
-        return {
-            "returns": list(self.returns),
-            "lengths": list(self.lengths),
-            "success": list(self.success),
-            "info": {name: list(window) for name, window in self.info.items()},
-            "count": self.count,
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Put back what `get_state` gave; a state of before there were successes and infos will do."""
-        self.returns.extend(state["returns"])
-        self.lengths.extend(state["lengths"])
-        self.success.extend(state.get("success", []))
-        for name, window in self.info.items():
-            window.extend(state.get("info", {}).get(name, []))
-        self.count = state["count"]
-
-
-def _mean(window: Iterable[float]) -> float:
-    """Of the numbers that are known; NaN where none is."""
-    known = [value for value in window if math.isfinite(value)]
-    return sum(known) / len(known) if known else math.nan
+log = logging.getLogger("proxima")
 
 
 class Collector:
@@ -103,27 +38,35 @@ class Collector:
     def __init__(
         self,
         env: VecEnv,
-        policy: Agent,
+        policy: Policy,
         *,
         num_steps: int,
         device: torch.device,
         env_seed: int,
         seed: int,
+        hold_schedule: HoldSchedule | None = None,
         flat: FlatParameters | None = None,
         sequence_length: int = 1,
-        holds_actions: bool = False,
-        judges: bool = False,
+        store_values: bool = False,
     ):
         """With the policy's parameters in `flat`, acting is compiled on its first use.
 
-        The policy's memory is stored every `sequence_length` steps. Stacks of frames are stored whole where actions may
-        be held: between two decisions several frames pass. One that `judges` also stores log-probabilities and values.
+        The recurrent state is stored every `sequence_length` steps. Stacks of frames are stored whole where actions may
+        be held: between two actions several frames pass. With `store_values`, log-probabilities and values are stored
+        while acting.
         """
         self.env, self.num_steps = env, num_steps
+        self.hold_schedule = hold_schedule
+        holds_actions = hold_schedule is not None and hold_schedule.active
+        self.set_progress(0.0)
+        self.obstacle: str | None = None
+        """Why a resume from `get_state` cannot be exact; None where it can, or where nobody asked."""
         self.generator = Generator(device).manual_seed(seed)
         self.episodes = EpisodeStatistics(env.episode_info)
         self.global_step = 0
         """Env steps, over all envs."""
+        self.in_old_episodes = True
+        """Whether the last `set_state` went on with the episodes of that state."""
         self.decisions = 0
         """Actions that were chosen: as many as env steps, unless they are held."""
         frames = {key: policy.spec.obs[key].frames for key in policy.keys}
@@ -135,11 +78,11 @@ class Collector:
         self._now = env.reset(env_seed)
         """What the policy acts on next, in the env's own dtypes."""
         obs = as_stored({key: self._now[key].to(device) for key in policy.keys})
-        action = policy.act(obs)[0]
+        action = policy.act(obs).action
         first_state = policy.first_state(env.num_envs)
         self._state: Rows = () if first_state is None else (first_state,)
-        """The policy's memory `[N, S]`, if it has one: zero where an episode begins."""
-        self._deferred = None if env.device.type == "cpu" else DeferredEndings(num_steps)
+        """The recurrent state `[N, S]`, if there is one: zero where an episode begins."""
+        self._ending_buffer = None if env.device.type == "cpu" else EndingBuffer()
         try:
             self._noise = torch.zeros(num_steps, env.num_envs, policy.noise_size, device=device)
             self.rollout = Rollout(
@@ -151,7 +94,7 @@ class Collector:
                 sequence_length=sequence_length,
                 state_size=policy.state_size,
                 stacks=stacks,
-                judged=judges,
+                store_values=store_values,
             )
         except (MemoryError, RuntimeError) as error:
             raise UsageError(
@@ -166,14 +109,38 @@ class Collector:
         kept: list[Tensor | None] = [None] * num_steps
         if self.rollout.state is not None:
             kept[::sequence_length] = self.rollout.state.unbind()
-        judged = [x.unbind() for x in (self.rollout.log_prob, self.rollout.value) if x is not None]
-        judged_rows = list(zip(*judged, strict=True)) or [()] * num_steps
-        self._rows = list(zip(*(x.unbind() for x in fields), obs_rows, kept, judged_rows, strict=False))
+        values = [x.unbind() for x in (self.rollout.log_prob, self.rollout.value) if x is not None]
+        value_rows = list(zip(*values, strict=True)) or [()] * num_steps
+        self._rows = list(zip(*(x.unbind() for x in fields), obs_rows, kept, value_rows, strict=False))
+
+    def set_progress(self, progress: float) -> None:
+        """Hold actions for as long as this share of the run asks for."""
+        if self.hold_schedule is not None:
+            self.env.hold = self.hold_schedule.at(progress)
 
     @property
-    def counts(self) -> tuple[int, int]:
-        """Env steps and decisions so far."""
-        return self.global_step, self.decisions
+    def hold(self) -> Hold:
+        """For how long actions are held just now."""
+        return self.env.hold
+
+    def metrics(self, progress: float) -> dict[str, float]:
+        """Episodes, restarted workers and the hold."""
+        held = {} if self.hold_schedule is None else self.hold_schedule.metrics(progress, decisions=self.decisions)
+        return {**self.episodes.metrics(), **self.env.counters(), **held}
+
+    def text(self) -> str:
+        """The envs and the hold in a few words, for the first line of a run."""
+        held = "" if self.hold_schedule is None else self.hold_schedule.text()
+        return f"{self.env.num_envs} envs ({type(self.env).__name__}), {held}"
+
+    @property
+    def physics_threads(self) -> int | None:
+        """Native threads of the envs; None where they have none of their own."""
+        return getattr(self.env, "num_threads", None)
+
+    def close(self) -> None:
+        """Free the envs. Calling it twice is harmless."""
+        self.env.close()
 
     @property
     def compiles(self) -> bool:
@@ -188,12 +155,12 @@ class Collector:
         rollout.begin(self._now)
         self._noise.normal_(generator=self.generator)
         try:
-            for t, (noise, action, reward, obs, kept, judged) in enumerate(self._rows):
+            for t, (noise, action, reward, obs, kept, values) in enumerate(self._rows):
                 if kept is not None:
                     kept.copy_(*self._state)
                 seen = tuple([self._now[key] for key in keys])
-                record = self._record or self._make_record(seen, noise, obs, action, judged)
-                step = self.env.step(record(seen, noise, obs, action, self._state, judged))
+                record = self._record or self._make_record(seen, noise, obs, action, values)
+                step = self.env.step(record(seen, noise, obs, action, self._state, values))
                 self._now = step.obs
                 reward.copy_(step.reward)
                 if step.duration is not None:
@@ -209,18 +176,18 @@ class Collector:
         for state in self._state:
             rollout.last_state = state.clone()
         self._check_finite(taken)
-        if self._deferred is not None:
-            self._take_in(self._deferred.take(rollout.ended))
+        if self._ending_buffer is not None and (ends := self._ending_buffer.take()) is not None:
+            self._take_in(ends)
         self.decisions += rollout.size
         self.global_step += rollout.size if rollout.duration is None else int(rollout.duration.sum())
         return rollout
 
-    def _make_record(self, seen: Rows, noise: Tensor, obs: Rows, action: Tensor, judged: Rows) -> Record:
+    def _make_record(self, seen: Rows, noise: Tensor, obs: Rows, action: Tensor, values: Rows) -> Record:
         """The actor, compiled if that is wanted and can be done."""
         self._record = self._actor
         if self._flat is not None:
             try:
-                self._record = compile_actor(self._actor, self._flat, seen, noise, obs, action, self._state, judged)
+                self._record = compile_actor(self._actor, self._flat, seen, noise, obs, action, self._state, values)
             except Exception as error:  # the compiler and the toolchain raise whatever they like
                 report_failure("policy", error)
                 self.no_toolchain = is_toolchain_failure(error)
@@ -232,8 +199,8 @@ class Collector:
         state = self._state[0] if self._state else None
         assert step.final_obs is not None
         seen = {key: step.final_obs[key] for key in self._actor.keys}
-        if self._deferred is not None:
-            self._deferred.keep(t, step, seen, state)
+        if self._ending_buffer is not None:
+            self._ending_buffer.add(t, step, seen, state)
         else:
             self._take_in(Endings.of_step(t, step, seen, state))
         if state is not None:
@@ -245,10 +212,9 @@ class Collector:
         self.episodes.add(ends.return_.tolist(), ends.length.tolist(), success, info)
         self._check_obs(ends.time, ends.env, ends.final_obs)
         if bool(ends.cut.any()):
-            index = (ends.time * self.env.num_envs + ends.env)[ends.cut]
             final_obs = {key: x[ends.cut] for key, x in ends.final_obs.items()}
             state = None if ends.state is None else ends.state[ends.cut.to(ends.state.device)]
-            self.rollout.add_final(index, final_obs, state)
+            self.rollout.add_final(ends.time[ends.cut], ends.env[ends.cut], final_obs, state)
 
     def _put_duration(self, t: int, duration: Tensor) -> None:
         if self.rollout.duration is None:
@@ -283,29 +249,61 @@ class Collector:
             "scale its output."
         )
 
+    # State -----------------------------------------------------------------------------------------------------------
+
+    def try_exactness(self) -> str | None:
+        """Why a resume from `get_state` cannot be exact, tried on the envs; None where it can."""
+        self.obstacle = self.env.why_inexact()
+        return self.obstacle
+
     def get_state(self) -> dict[str, Any]:
-        """Generator, counters, episode statistics, the observation to act on next and the memory of those before."""
+        """The envs, the generator, counters, episode statistics, the next observation and the recurrent state."""
+        can = isinstance(self.env, ExactState) and self.obstacle is None
         return {
-            "generator": self.generator.get_state(),
-            "global_step": self.global_step,
-            "decision_count": self.decisions,
-            "episodes": self.episodes.get_state(),
-            "obs": {key: x.clone() for key, x in self._now.items()},
-            "memory": [state.clone() for state in self._state],
+            "collector": {
+                "generator": self.generator.get_state(),
+                "global_step": self.global_step,
+                "decision_count": self.decisions,
+                "episodes": self.episodes.get_state(),
+                "obs": {key: x.clone() for key, x in self._now.items()},
+                "memory": [state.clone() for state in self._state],
+            },
+            "env": self.env.get_state() if can else None,  # type: ignore[attr-defined]
+            "env_type": type(self.env).__name__,
         }
 
-    def set_state(self, state: dict[str, Any], *, new_episodes_seed: int | None) -> bool:
-        """Put back what `get_state` gave; with a seed, start new episodes instead of going on with the old.
+    def set_state(self, state: dict[str, Any], *, new_episodes_seed: int) -> list[str]:
+        """Put back what `get_state` gave; where the envs cannot be, start new episodes with this seed.
 
-        Returns whether the generator could be put back: one of another device cannot.
+        Returns what is not as it was, in words.
         """
-        same_device = restore_generator(self.generator, state["generator"], otherwise=state["global_step"])
-        self.global_step, self.decisions = state["global_step"], state["decision_count"]
-        self.episodes.set_state(state["episodes"])
-        self._now = state["obs"] if new_episodes_seed is None else self.env.reset(new_episodes_seed)
-        for ours, saved in zip(self._state, state["memory"], strict=True):
-            ours.copy_(saved if new_episodes_seed is None else torch.zeros_like(saved))
-        return same_device
+        ours, different = state["collector"], []
+        if not restore_generator(self.generator, ours["generator"], otherwise=ours["global_step"]):
+            different.append("the generators of another device do not fit this one")
+        self.global_step, self.decisions = ours["global_step"], ours["decision_count"]
+        self.episodes.set_state(ours["episodes"])
+        self.in_old_episodes = self._restore_envs(state)
+        self._now = ours["obs"] if self.in_old_episodes else self.env.reset(new_episodes_seed)
+        for current, saved in zip(self._state, ours["memory"], strict=True):
+            current.copy_(saved if self.in_old_episodes else torch.zeros_like(saved))
+        return different
+
+    def _restore_envs(self, state: dict[str, Any]) -> bool:
+        fits = state["env"] is not None and _share_states(type(self.env).__name__, state["env_type"])
+        if not fits or not isinstance(self.env, ExactState):
+            return False
+        try:
+            self.env.set_state(state["env"])
+        except NotPlain as error:
+            log.warning("The envs' state cannot be put back: %s.", error)
+            return False
+        return True
+
+
+def _share_states(one: str, two: str) -> bool:
+    """Whether a state of one back end fits another: sync and async have the same envs, batch has its own."""
+    gymnasium_envs = {"SyncVecEnv", "AsyncVecEnv"}
+    return one == two or {one, two} <= gymnasium_envs
 
 
 def _non_finite(x: Tensor) -> Tensor:

@@ -1,9 +1,11 @@
-"""What ended in a vector step, as rows: at once for envs on the CPU, a whole rollout later for envs on a GPU."""
+"""Episodes that ended in a rollout, as rows: taken at once from envs on the CPU, in bounded batches from a GPU."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from proxima.data.rollout import as_stored
 from proxima.envs.base import Obs, Step
@@ -11,7 +13,7 @@ from proxima.envs.base import Obs, Step
 
 @dataclass
 class Endings:
-    """`R` finished episodes."""
+    """`R` finished episodes, in order of time and env."""
 
     time: Tensor  # [R], step of the rollout
     env: Tensor  # [R]
@@ -19,65 +21,78 @@ class Endings:
     return_: Tensor  # [R]
     length: Tensor  # [R]
     final_obs: dict[str, Tensor]  # [R, ...], as stored
-    state: Tensor | None  # [R, S], the memory of all before the final observation
-    success: Tensor | None = None  # [R], NaN where the env does not tell
+    state: Tensor | None  # [R, S], the recurrent state before the final observation
+    success: Tensor | None = None  # [R], NaN where the env does not report it
     info: dict[str, Tensor] = field(default_factory=dict)  # [R] each, the env's own numbers
 
     @classmethod
     def of_step(cls, t: int, step: Step, final_obs: Obs, state: Tensor | None) -> "Endings":
         """Those of one step of envs on the CPU."""
         env = step.ended.nonzero().squeeze(-1)
-        return cls(
-            time=torch.full_like(env, t),
-            env=env,
-            cut=(step.truncated & ~step.terminated)[env],
-            return_=step.episodes.return_[env],
-            length=step.episodes.length[env],
-            final_obs=as_stored({key: x[env] for key, x in final_obs.items()}),
-            state=None if state is None else state[env.to(state.device)],
-            success=None if step.episodes.success is None else step.episodes.success[env],
-            info={name: x[env] for name, x in step.episodes.info.items()},
-        )
+        rows = tree_map(lambda x: x[env.to(x.device)], _rows(step, final_obs, state))
+        rows["final_obs"] = as_stored(rows["final_obs"])
+        return _made(rows | {"time": torch.full_like(env, t), "env": env})
 
 
-class DeferredEndings:
-    """Keeps all envs' rows of every step on the device: to ask which of them ended would make each step wait."""
+class EndingBuffer:
+    """Collects endings on the device without asking at every step which envs ended: that would make each step wait.
 
-    def __init__(self, num_steps: int):
-        self._num_steps = num_steps
-        self._kept: dict[str, Tensor] = {}
+    A step writes all envs' rows, those that did not end to a row that nobody reads. After `steps` steps, by which the
+    buffer may be full, it is asked once how many there are.
+    """
 
-    def keep(self, t: int, step: Step, final_obs: Obs, state: Tensor | None) -> None:
-        """Copy what a step says about episodes that may have ended in it."""
-        rows = {"cut": step.truncated & ~step.terminated}
-        rows |= {"return": step.episodes.return_, "length": step.episodes.length}
-        rows |= {f"obs {key}": x for key, x in as_stored(final_obs).items()}
-        rows |= {f"info {name}": x for name, x in step.episodes.info.items()}
-        if step.episodes.success is not None:
-            rows["success"] = step.episodes.success
-        if state is not None:
-            rows["state"] = state
-        for name, x in rows.items():
-            if name not in self._kept:
-                self._kept[name] = x.new_zeros(self._num_steps, *x.shape)
-            self._kept[name][t] = x
+    def __init__(self, steps: int = 16):
+        self._steps = steps
+        self._buffer: dict[str, Any] = {}
+        self._taken: list[dict[str, Any]] = []
+        self._since = 0
 
-    def take(self, ended: Tensor) -> Endings:
-        """Those of the rollout, where `ended` `[T, N]` is true; asked once, when it is whole."""
-        time, env = ended.nonzero(as_tuple=True)
-        rows = {name: x[time, env] for name, x in self._kept.items()}
+    def add(self, t: int, step: Step, final_obs: Obs, state: Tensor | None) -> None:
+        """Take in what a step says about the episodes that may have ended in it."""
+        env = torch.arange(len(step.terminated), device=step.terminated.device)
+        rows = _rows(step, as_stored(final_obs), state) | {"env": env, "time": torch.full_like(env, t)}
+        capacity = self._steps * len(env)
+        if not self._buffer:
+            self._buffer = tree_map(lambda x: x.new_zeros(capacity + 1, *x.shape[1:]), rows)
+            self._count = torch.zeros((), dtype=torch.long, device=env.device)
+        ended = step.ended
+        row = torch.where(ended, self._count + ended.cumsum(0) - 1, capacity)
+        tree_map(lambda kept, x: kept.index_copy_(0, row, x), self._buffer, rows)
+        self._count += ended.sum()
+        self._since += 1
+        if self._since == self._steps:
+            self._empty()
 
-        def named(kind: str) -> dict[str, Tensor]:
-            return {name.removeprefix(kind): x for name, x in rows.items() if name.startswith(kind)}
+    def take(self) -> Endings | None:
+        """Those of the rollout, once it is whole; None where no episode ended."""
+        self._empty()
+        taken, self._taken = self._taken, []
+        if not taken:
+            return None
+        return _made(tree_map(lambda *parts: torch.cat(parts), taken[0], *taken[1:]))
 
-        return Endings(
-            time=time,
-            env=env,
-            cut=rows.get("cut", time.bool()),
-            return_=rows.get("return", time),
-            length=rows.get("length", time),
-            final_obs=named("obs "),
-            state=rows.get("state"),
-            success=rows.get("success"),
-            info=named("info "),
-        )
+    def _empty(self) -> None:
+        if self._since and (count := int(self._count)):
+            self._taken.append(tree_map(lambda x: x[:count].clone(), self._buffer))
+            self._count.zero_()
+        self._since = 0
+
+
+def _rows(step: Step, final_obs: Obs, state: Tensor | None) -> dict[str, Any]:
+    """All envs' rows `[N, ...]`, by the names of `Endings`."""
+    rows: dict[str, Any] = {
+        "cut": step.truncated & ~step.terminated,
+        "return_": step.episodes.return_,
+        "length": step.episodes.length,
+        "final_obs": dict(final_obs),
+        "info": dict(step.episodes.info),
+    }
+    # What there is none of is an empty tuple, which has no tensors to copy.
+    rows["state"] = () if state is None else state
+    rows["success"] = () if step.episodes.success is None else step.episodes.success
+    return rows
+
+
+def _made(rows: dict[str, Any]) -> Endings:
+    absent = {name: None for name in ("state", "success") if isinstance(rows[name], tuple)}
+    return Endings(**(rows | absent))

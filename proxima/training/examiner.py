@@ -16,7 +16,7 @@ from proxima.envs.make import make_env
 from proxima.errors import UsageError
 from proxima.evaluate.episodes import MOST_ENVS, Episode, run_episodes
 from proxima.evaluate.policy import LoadedPolicy
-from proxima.nets.make import Agent
+from proxima.nets.policy import Policy
 from proxima.training.seeding import stream_seed
 
 log = logging.getLogger("proxima")
@@ -25,7 +25,7 @@ log = logging.getLogger("proxima")
 class Examiner:
     """Runs deterministic episodes, and records videos, every so many env steps."""
 
-    def __init__(self, config: Config, policy: Agent, *, step: int):
+    def __init__(self, config: Config, policy: Policy, *, step: int):
         self.config, self.policy = config, policy
         self.metrics: dict[str, float] = {}
         """Of this iteration: NaN where it was not examined, empty where none is wanted."""

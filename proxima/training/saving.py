@@ -1,16 +1,21 @@
-"""Writes the checkpoints of a run: when they are due, and again where the disk does not take one."""
+"""Checkpoints of a run: what goes into them, when they are due, and how a run goes on from one."""
 
 import errno
 import logging
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from proxima import checkpoint
-from proxima.config import Config
+from proxima.config import Config, config_from_dict
+from proxima.envs.action_hold import Hold
 from proxima.training.examiner import passed
+from proxima.training.seeding import stream_seed
+
+if TYPE_CHECKING:
+    from proxima.training.trainer import Trainer
 
 log = logging.getLogger("proxima")
 
@@ -18,6 +23,55 @@ Boundary = dict[str, Any]
 """All that a checkpoint of one iteration boundary holds: `iteration`, `files` and `metadata`."""
 _LAST_SAVE_PAUSES = (0.2, 0.5, 1.0, 2.0)  # seconds
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+def snapshot(trainer: "Trainer") -> Boundary | None:
+    """All that a checkpoint of this iteration boundary holds, copied; None where none is ever written."""
+    config, source = trainer.config, trainer.source
+    if not config.checkpoint.save_checkpoint:
+        return None
+    files: dict[str, Any] = {"agent.pt": copies(trainer.policy.state_dict())}
+    if config.checkpoint.save_optimizer:
+        own, state = trainer.algorithm.get_state()
+        state |= {"iteration": trainer.iteration, "examiner": trainer.examiner.get_state()}
+        files |= own | {"training_state.pt": state}
+    metadata = {
+        "name": config.name,
+        "iteration": trainer.iteration,
+        "global_step": source.global_step,
+        "episode_return": source.episodes.metrics()["episode_return"],
+        "eval_return": trainer.examiner.eval_return,
+        "action_hold": source.hold.to_dict(),
+        "resumed_from": trainer.lineage[-1] if trainer.lineage else None,
+        "lineage": trainer.lineage,
+        "spec": trainer.policy.spec.to_dict(),
+        "config": config.to_dict(),
+    }
+    return {"iteration": trainer.iteration, "files": files, "metadata": metadata}
+
+
+def restore(trainer: "Trainer", path: Path) -> None:
+    """Go on from a checkpoint; what is not as it was is added to the trainer's notices."""
+    metadata, state = checkpoint.read_metadata(path), checkpoint.read(path, "training_state.pt")
+
+    def read(name: str) -> Any | None:
+        return checkpoint.read(path, name) if name in metadata["checksums"] else None
+
+    config, algorithm, source = trainer.config, trainer.algorithm, trainer.source
+    trainer.policy.load_state_dict(checkpoint.read(path, "agent.pt"))
+    trainer.iteration = state["iteration"]
+    trainer.examiner.set_state(state["examiner"])
+    seed = stream_seed(config.run.seed + trainer.iteration, "resumed envs") % 2**31
+    different = algorithm.set_state(read, state, new_episodes_seed=seed)
+    algorithm.follow_changes(config_from_dict(metadata["config"], source=str(path)))
+    if not source.in_old_episodes:
+        different.append(f"{path} has no state that fits these envs; new episodes")
+    trainer.notices += [f"This resume is not exact: {what}." for what in different]
+    progress = min(1.0, source.global_step / config.run.total_timesteps)
+    if source.hold_schedule is not None:
+        trainer.notices += source.hold_schedule.changed_by_resume(Hold(**metadata["action_hold"]), progress)
+    trainer.notices += algorithm.changed_by_resume(progress)
+    trainer.lineage = [*metadata["lineage"], str(path.resolve())]
 
 
 class Saver:

@@ -1,5 +1,6 @@
 """From options to the objects of a run: device, threads, envs, policy."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -10,14 +11,58 @@ from proxima.envs.make import make_env
 from proxima.errors import UsageError
 from proxima.machine import available_cores, physical_memory
 from proxima.nets.encoders import is_image
-from proxima.nets.make import Agent, make_policy
+from proxima.nets.make import make_policy
+from proxima.nets.policy import Policy
 from proxima.nets.spec import Spec
+from proxima.training.hold_schedule import HoldSchedule
 from proxima.training.seeding import stream_seed
 
 # Multiplications that another thread is worth its overhead for.
 _PRODUCT_OF_A_THREAD = 2**20
 # It takes some ten seconds once on a machine, and saves about a tenth of a millisecond a vector step.
 _COMPILED_ACTOR_PAYS_AFTER = 100_000
+
+
+@dataclass
+class Parts:
+    """What an algorithm is built from."""
+
+    config: Config
+    env: VecEnv
+    spec: Spec
+    device: torch.device
+    threads: "Threads"
+    hold_schedule: HoldSchedule
+    notices: list[str]
+
+    @property
+    def num_actions(self) -> int:
+        """Actions that the run will choose, over all envs: fewer than env steps where they are held."""
+        return max(1, round(self.config.run.total_timesteps / self.hold_schedule.steps_a_decision()))
+
+    @property
+    def compiles_actor(self) -> bool:
+        """Whether acting is to be compiled: on the CPU, where the run takes vector steps enough to earn it back."""
+        wish, vector_steps = self.config.run.compile, self.num_actions // self.env.num_envs
+        pays = wish == "on" or (wish == "auto" and vector_steps >= _COMPILED_ACTOR_PAYS_AFTER)
+        return self.device.type == "cpu" and pays
+
+
+def build_parts(config: Config) -> Parts:
+    """Everything of a run but its algorithm."""
+    env = build_env(config)
+    try:
+        spec = Spec.from_spaces(env.observation_space, env.action_space)
+        images = has_images(spec)
+        device = choose_device(config, images=images or env.device.type == "cuda")
+        check_precision(config, device)
+        threads, notices, wish = choose_threads(config, images=images), [], config.run.num_threads
+        if wish is not None and wish > threads.learn:
+            notices.append(f"num_threads is {wish}, but there are {threads.learn} cores: {threads.learn} are used.")
+        return Parts(config, env, spec, device, threads, HoldSchedule(config, env.step_seconds), notices)
+    except BaseException:
+        env.close()
+        raise
 
 
 def build_env(config: Config) -> VecEnv:
@@ -36,7 +81,7 @@ def build_env(config: Config) -> VecEnv:
     )
 
 
-def build_policy(spec: Spec, config: Config, device: torch.device) -> Agent:
+def build_policy(spec: Spec, config: Config, device: torch.device) -> Policy:
     """The policy with weights that depend on the seed alone; the global generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
         with torch.device("meta"):  # shapes alone: a network that is too large is not to fill the memory first
@@ -108,15 +153,3 @@ def choose_threads(config: Config, *, images: bool) -> Threads:
     wanted = config.run.num_threads or (cores if images else 1 + product // _PRODUCT_OF_A_THREAD)
     learn = min(wanted, cores)
     return Threads(act=learn if images else 1, learn=learn)
-
-
-def compiles_actor(config: Config, device: torch.device, vector_steps: int) -> bool:
-    """Whether acting is to be compiled: on the CPU, where the run takes vector steps enough to earn it back."""
-    wish = config.run.compile
-    return device.type == "cpu" and (wish == "on" or (wish == "auto" and vector_steps >= _COMPILED_ACTOR_PAYS_AFTER))
-
-
-def share_states(one: str, two: str) -> bool:
-    """Whether a state of one back end fits another: sync and async keep the same envs, batch has its own."""
-    gymnasium_envs = {"SyncVecEnv", "AsyncVecEnv"}
-    return one == two or {one, two} <= gymnasium_envs

@@ -3,6 +3,7 @@
 import logging
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,28 +11,20 @@ from typing import Any
 from rich.console import Console
 
 from proxima import checkpoint
-from proxima.compiling import freeze_garbage, process_settings_kept
-from proxima.config import Config, config_from_dict, load_config
-from proxima.envs.action_hold import Hold
-from proxima.envs.base import ExactState
-from proxima.envs.snapshot import NotPlain
+from proxima.algorithms import ALGORITHMS, find_attribute
+from proxima.compiling import float32_by_default, freeze_garbage, process_settings_kept
+from proxima.config import Config, load_config
 from proxima.errors import ProximaError, UsageError
 from proxima.evaluate.restored import restore_policy
 from proxima.machine import keep_freed_memory
-from proxima.nets.make import Agent
-from proxima.nets.spec import Spec
+from proxima.nets.policy import Policy
 from proxima.track.progress import make_console
 from proxima.track.tracker import Tracker, make_tracker
-from proxima.training import setup
+from proxima.training import saving, setup
 from proxima.training.algorithm import Algorithm
-from proxima.training.dqn_iteration import DQN
 from proxima.training.examiner import Examiner
-from proxima.training.hold_schedule import HoldSchedule
-from proxima.training.ppo_iteration import PPO
 from proxima.training.resume import check_incomplete, is_complete, newest_of_name, resumed_config
 from proxima.training.run_folder import make_run_dir
-from proxima.training.saving import Boundary, Due, Saver, copies
-from proxima.training.seeding import stream_seed
 from proxima.training.signals import Interrupted, StopSignals
 
 log = logging.getLogger("proxima")
@@ -46,99 +39,85 @@ class TrainResult:
     episode_return: float
     """Mean over the last 100 training episodes."""
     global_step: int
-    policy: Agent
+    policy: Policy
     config: Config
 
 
 class Trainer:
-    """A run: builds its parts from the options, then iterates."""
+    """A run: builds its parts from the options, then iterates.
+
+    Example:
+        >>> trainer = Trainer(load_config(None, {"env": "CartPole-v1"}))  # doctest: +SKIP
+        >>> for metrics in trainer.iterations():  # doctest: +SKIP
+        ...     if metrics["episode_return"] > 450:
+        ...         break  # what has been learned is saved
+    """
 
     def __init__(self, config: Config, *, console: Console | None = None):
         self.config = config
         self.console = make_console(quiet=True) if config.track.quiet else console or make_console()
         self.notices = config.validate()
         keep_freed_memory()
-        self.env = setup.build_env(config)
-        try:
-            self._build()
-        except BaseException:
-            self.env.close()
-            raise
+        with float32_by_default():
+            self.parts = setup.build_parts(config)
+            try:
+                self._build()
+            except BaseException:
+                self.parts.env.close()
+                raise
 
     def _build(self) -> None:
-        config, run = self.config, self.config.run
-        self.spec = Spec.from_spaces(self.env.observation_space, self.env.action_space)
-        self.hold_schedule = HoldSchedule(config, self.env.step_seconds)
-        self.env.hold = self.hold_schedule.at(0.0)
-        images = setup.has_images(self.spec)
-        self.device = setup.choose_device(config, images=images or self.env.device.type == "cuda")
-        setup.check_precision(config, self.device)
-        self.threads = setup.choose_threads(config, images=images)
-        if run.num_threads is not None and run.num_threads > self.threads.learn:
-            self.notices.append(
-                f"num_threads is {run.num_threads}, but there are {self.threads.learn} cores: so many are used."
-            )
-        algorithm = PPO if config.algorithm.algorithm == "PPO" else DQN
-        self.algorithm: Algorithm = algorithm(
-            self.env,
-            self.spec,
-            config,
-            device=self.device,
-            threads=self.threads,
-            decisions=max(1, round(run.total_timesteps / self.hold_schedule.steps_a_decision())),
-        )
-        self.policy, self.collector = self.algorithm.policy, self.algorithm.collector
+        config, self.notices = self.config, self.notices + self.parts.notices
+        algorithm: type[Algorithm] = find_attribute(ALGORITHMS[config.algorithm.algorithm].algorithm)
+        self.algorithm = algorithm(self.parts)
+        self.policy, self.source = self.algorithm.policy, self.algorithm.source
         self.examiner = Examiner(config, self.policy, step=0)
         self.iteration = 0
         self.lineage: list[str] = []
-        wanted = config.checkpoint.save_checkpoint and config.checkpoint.save_optimizer
-        self.obstacle = self.env.why_inexact() if wanted else None
-        if self.obstacle:
+        can_resume = config.checkpoint.save_checkpoint and config.checkpoint.save_optimizer
+        if can_resume and (obstacle := self.source.try_exactness()):
             self.notices.append(
-                f"A resume of this run will start new episodes, and so not be exact: {config.env.env}: {self.obstacle}."
+                f"A resume of this run will start new episodes, and so not be exact: {config.env.env}: {obstacle}."
             )
 
     def run(self) -> TrainResult:
         """Train to the end, or to a signal; what has been learned up to the last iteration is on disk then."""
-        boundary = self.snapshot()
+        for _ in self.iterations():
+            pass
+        return self.result()
+
+    def iterations(self) -> Iterator[dict[str, float]]:
+        """Train, and yield the metrics of every iteration once they are written; leave the loop to stop early.
+
+        Signals, errors and an early stop leave a checkpoint of the last iteration.
+        """
+        boundary = saving.snapshot(self)
         with process_settings_kept(), StopSignals() as signals:
-            try:
-                self.run_dir = make_run_dir(self.config)
-                checkpoint.sweep(self.run_dir.parent)
-                self.saver = Saver(self.config, self.run_dir)
-                tracker = self._start_tracking()
-            except BaseException:
-                self.env.close()
-                raise
-            metrics: dict[str, float] = {}
+            tracker = self._start()
             try:
                 signals.hear()
-                start, first_step, first_decision = time.perf_counter(), *self.collector.counts
-                due = Due(self.config, first_step)
-                while self.collector.global_step < self.config.run.total_timesteps:
-                    started = bool(metrics)
+                clock, due = Clock(self), saving.Due(self.config, self.source.global_step)
+                while self.source.global_step < self.config.run.total_timesteps:
                     metrics = self.iterate()
-                    if not started:
-                        freeze_garbage()
-                    is_best = self.examiner.examine(self.collector.global_step, self.run_dir, self.env.hold)
+                    is_best = self.examiner.examine(self.source.global_step, self.run_dir, self.source.hold)
                     metrics |= self.examiner.metrics
                     with signals.shield():
-                        boundary = self.snapshot()
-                        metrics["wall_time"] = time.perf_counter() - start
-                        metrics["steps_per_second"] = (metrics["global_step"] - first_step) / metrics["wall_time"]
-                        if self.hold_schedule.active:
-                            decisions = metrics["decisions"] - first_decision
-                            metrics["decisions_per_second"] = decisions / metrics["wall_time"]
+                        boundary = saving.snapshot(self)
+                        metrics |= clock.metrics(metrics)
                         tracker.write(metrics)
-                        if due(self.collector.global_step) or is_best:
+                        if due(self.source.global_step) or is_best:
                             self.saver.save(boundary)
+                    signals.defer()  # what the caller does between two iterations is not cut short
+                    try:
+                        yield metrics
+                    except GeneratorExit:
+                        break
+                    signals.hear()
                 with signals.shield():
                     self.saver.save(boundary, is_last=True)
-            except Interrupted as stop:
-                raise self._interrupted(stop, boundary) from None
-            except KeyboardInterrupt:  # raised by the env itself; a real Ctrl-C is Interrupted
+            except (Interrupted, KeyboardInterrupt) as stop:  # an env can raise the latter; a real Ctrl-C is the former
                 signals.defer()
-                raise self._interrupted(Interrupted(signal.SIGINT), boundary) from None
+                raise self._interrupted(getattr(stop, "signum", signal.SIGINT), boundary) from None
             except BaseException as error:
                 signals.defer()
                 saved = self.saver.save(boundary, is_last=True)
@@ -149,165 +128,129 @@ class Trainer:
             finally:
                 signals.defer()
                 tracker.close()
-                self.env.close()
-                self.examiner.close()
+                self.close()
         if boundary is not None and self.saver.iteration != self.iteration:
             raise ProximaError(
                 f"trained to the end, but the end could not be saved in {self.run_dir}; the last checkpoint is "
                 f"{self.saver.last or 'none'}."
             )
-        statistics = self.collector.episodes.metrics()
+
+    def iterate(self) -> dict[str, float]:
+        """One iteration of the algorithm, with the learning rate and the hold of this moment of the run."""
+        progress = min(1.0, self.source.global_step / self.config.run.total_timesteps)
+        with float32_by_default():
+            self.algorithm.set_progress(progress)
+            metrics = self.algorithm.iterate()
+        if not self.iteration:
+            freeze_garbage()
+        self.iteration += 1
+        return {
+            "iteration": self.iteration,
+            "global_step": self.source.global_step,
+            "wall_time": 0.0,
+            "steps_per_second": 0.0,
+            **self.algorithm.take_seconds(),
+            **self.source.metrics(progress),
+            **metrics,
+        }
+
+    def result(self) -> TrainResult:
+        """What the run has come to."""
         return TrainResult(
             run_dir=self.run_dir,
             checkpoint=self.saver.last,
-            episode_return=statistics["episode_return"],
-            global_step=self.collector.global_step,
+            episode_return=self.source.episodes.metrics()["episode_return"],
+            global_step=self.source.global_step,
             policy=self.policy,
             config=self.config,
         )
 
-    def iterate(self) -> dict[str, float]:
-        """One iteration of the algorithm, with the learning rate and the hold of this moment of the run."""
-        progress = min(1.0, self.collector.global_step / self.config.run.total_timesteps)
-        self.algorithm.learner.set_progress(progress)
-        self.env.hold = self.hold_schedule.at(progress)
-        metrics = self.algorithm.iterate()
-        self.iteration += 1
-        return {
-            "iteration": self.iteration,
-            "global_step": self.collector.global_step,
-            "wall_time": 0.0,
-            "steps_per_second": 0.0,
-            **self.algorithm.take_seconds(),
-            **self.collector.episodes.metrics(),
-            **metrics,
-            **self.env.counters(),
-            **self.hold_schedule.metrics(progress, decisions=self.collector.decisions),
-        }
-
-    # Checkpoints -----------------------------------------------------------------------------------------------------
-
-    def snapshot(self) -> Boundary | None:
-        """All that a checkpoint of this iteration boundary holds, copied; None where none is ever written."""
-        if not self.config.checkpoint.save_checkpoint:
-            return None
-        files: dict[str, Any] = {"agent.pt": copies(self.policy.state_dict())}
-        if self.config.checkpoint.save_optimizer:
-            own, state = self.algorithm.get_state()
-            files |= own
-            env_state = self.env.get_state() if isinstance(self.env, ExactState) and not self.obstacle else None
-            files["training_state.pt"] = {
-                "iteration": self.iteration,
-                **state,
-                "env": env_state,
-                "examiner": self.examiner.get_state(),
-                "env_type": type(self.env).__name__,
-            }
-        metadata = {
-            "name": self.config.name,
-            "iteration": self.iteration,
-            "global_step": self.collector.global_step,
-            "episode_return": self.collector.episodes.metrics()["episode_return"],
-            "eval_return": self.examiner.eval_return,
-            "action_hold": self.env.hold.to_dict(),
-            "resumed_from": self.lineage[-1] if self.lineage else None,
-            "lineage": self.lineage,
-            "spec": self.spec.to_dict(),
-            "config": self.config.to_dict(),
-        }
-        return {"iteration": self.iteration, "files": files, "metadata": metadata}
-
     def restore(self, source: Path) -> None:
         """Go on from a checkpoint, exactly where the env's state is in it."""
         try:
-            with checkpoint.explained(source, "cannot be restored"):
-                self._restore(source)
+            with checkpoint.explained(source, "cannot be restored"), float32_by_default():
+                saving.restore(self, source)
         except BaseException:
-            self.env.close()
+            self.close()
             raise
 
-    def _restore(self, source: Path) -> None:
-        metadata, state = checkpoint.read_metadata(source), checkpoint.read(source, "training_state.pt")
-        self.policy.load_state_dict(checkpoint.read(source, "agent.pt"))
-        self.iteration = state["iteration"]
-        self.examiner.set_state(state["examiner"])
-        exact = self._restore_envs(state)
-        seed = None if exact else stream_seed(self.config.run.seed + self.iteration, "resumed envs") % 2**31
+    def close(self) -> None:
+        """Free the envs. Calling it twice is harmless."""
+        self.source.close()
+        self.examiner.close()
 
-        def read(name: str) -> Any | None:
-            return checkpoint.read(source, name) if name in metadata["checksums"] else None
-
-        different = self.algorithm.set_state(read, state, new_episodes_seed=seed)
-        self.algorithm.learner.follow_changes(config_from_dict(metadata["config"], source=str(source)))
-        if not exact:
-            different.append(f"{source} has no state that fits these envs; new episodes")
-        self.notices += [f"This resume is not exact: {what}." for what in different]
-        progress = min(1.0, self.collector.global_step / self.config.run.total_timesteps)
-        self.notices += self.hold_schedule.changed_by_resume(Hold(**metadata["action_hold"]), progress)
-        self.notices += self.algorithm.changed_by_resume(progress)
-        self.lineage = [*metadata["lineage"], str(source.resolve())]
-
-    def _restore_envs(self, state: dict[str, Any]) -> bool:
-        fits = state["env"] is not None and setup.share_states(type(self.env).__name__, state["env_type"])
-        if not fits or not isinstance(self.env, ExactState):
-            return False
-        try:
-            self.env.set_state(state["env"])
-        except NotPlain as error:
-            log.warning("The envs' state cannot be put back: %s.", error)
-            return False
-        return True
-
-    def _interrupted(self, stop: Interrupted, boundary: Boundary | None) -> ProximaError:
-        saved = self.saver.save(boundary, is_last=True)
+    def _interrupted(self, signum: int, boundary: saving.Boundary | None) -> ProximaError:
+        saved, name = self.saver.save(boundary, is_last=True), signal.Signals(signum).name
         if saved is None:
-            error = ProximaError(f"stopped by {stop.name}; nothing was saved.")
+            error = ProximaError(f"stopped by {name}; nothing was saved.")
         elif not self.config.checkpoint.save_optimizer:
-            error = ProximaError(f"stopped by {stop.name}; the policy is saved in {saved} (no optimizer: no resume).")
+            error = ProximaError(f"stopped by {name}; the policy is saved in {saved} (no optimizer: no resume).")
         else:
             error = ProximaError(
-                f"stopped by {stop.name}; iteration {self.saver.iteration} is saved in {saved}; "
+                f"stopped by {name}; iteration {self.saver.iteration} is saved in {saved}; "
                 f"go on with: proxima resume {self.run_dir}"
             )
-        error.exit_code = 128 + stop.signum
+        error.exit_code = 128 + signum
         return error
 
     # What people read ------------------------------------------------------------------------------------------------
 
-    def _start_tracking(self) -> Tracker:
-        self._announce()
+    def _start(self) -> Tracker:
+        """Make the run folder, say what is about to happen, and open the writers."""
         try:
+            self.run_dir = make_run_dir(self.config)
+            checkpoint.sweep(self.run_dir.parent)
+            self.saver = saving.Saver(self.config, self.run_dir)
+            self._announce()
             if self.lineage:
                 checkpoint.write_lineage(self.run_dir, self.lineage)
             return make_tracker(
                 self.run_dir,
                 self.config.track,
                 config=self.config.to_yaml(),
-                total_steps=max(self.config.run.total_timesteps, self.collector.global_step),
-                first_step=self.collector.global_step,
+                total_steps=max(self.config.run.total_timesteps, self.source.global_step),
+                first_step=self.source.global_step,
                 console=self.console,
             )
-        except OSError as error:
-            raise UsageError(f"the run folder {self.run_dir} cannot be written: {error.strerror}.") from None
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError):
+                raise UsageError(f"the run folder {self.run_dir} cannot be written: {error.strerror}.") from None
+            raise
 
     def _announce(self) -> None:
         for notice in self.notices:
             log.warning(notice)
         parameters = sum(p.numel() for p in self.policy.parameters())
         self.console.print(
-            f"{self.config.env.env} on {self.env.num_envs} envs ({type(self.env).__name__}), "
-            f"{self.hold_schedule.text()}{parameters:,} parameters, {self.device}, {self.machine_use()}, "
-            f"run {self.run_dir}"
+            f"{self.config.env.env} on {self.source.text()}{parameters:,} parameters, {self.parts.device}, "
+            f"{self.machine_use()}, run {self.run_dir}"
         )
 
     def machine_use(self) -> str:
         """Threads of each phase, and what is to be compiled, in a few words."""
-        wanted = {"learner": self.algorithm.learner.compiled, "acting": self.collector.compiles}
+        wanted = {"learner": self.algorithm.learner.compiled, "acting": self.source.compiles}
         compiled = " and ".join(what for what, is_wanted in wanted.items() if is_wanted)
-        physics = getattr(self.env, "num_threads", None)
-        threads = "threads: " + (f"{physics} physics, " if physics else "")
-        threads += f"{self.threads.act} acting, {self.threads.learn} learning"
-        return f"{threads}, {compiled + ' to be compiled' if compiled else 'eager'}"
+        physics, threads = self.source.physics_threads, self.parts.threads
+        used = "threads: " + (f"{physics} physics, " if physics else "")
+        used += f"{threads.act} acting, {threads.learn} learning"
+        return f"{used}, {compiled + ' to be compiled' if compiled else 'eager'}"
+
+
+class Clock:
+    """Wall time and speed since training started."""
+
+    def __init__(self, trainer: Trainer):
+        self._start = time.perf_counter()
+        self._first_step, self._first_decision = trainer.source.global_step, trainer.source.decisions
+
+    def metrics(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Beside those of the iteration that just ended."""
+        seconds = time.perf_counter() - self._start
+        found = {"wall_time": seconds, "steps_per_second": (metrics["global_step"] - self._first_step) / seconds}
+        if "decisions" in metrics:
+            found["decisions_per_second"] = (metrics["decisions"] - self._first_decision) / seconds
+        return found
 
 
 def train(
@@ -347,11 +290,10 @@ def train(
             options = resumed_config(source, None, options.flat())
             if is_complete(source, options):
                 return finished_result(source)
-    with process_settings_kept():
-        trainer = Trainer(options, console=console)
-        if source is not None:
-            trainer.restore(source)
-        return trainer.run()
+    trainer = Trainer(options, console=console)
+    if source is not None:
+        trainer.restore(source)
+    return trainer.run()
 
 
 def finished_result(source: Path) -> TrainResult:

@@ -1,0 +1,80 @@
+"""Returns, lengths and other numbers of the training episodes that finished last."""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+EPISODE_WINDOW = 100
+
+
+class EpisodeStatistics:
+    """Returns, lengths and what else the env tells of the last 100 finished episodes.
+
+    A success or a number of the env's own is NaN where an episode ended without it.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        """`names` are those of the env's own numbers."""
+        self.returns: deque[float] = deque(maxlen=EPISODE_WINDOW)
+        self.lengths: deque[int] = deque(maxlen=EPISODE_WINDOW)
+        self.success: deque[float] = deque(maxlen=EPISODE_WINDOW)
+        """Empty until the env has told of one."""
+        self.info: dict[str, deque[float]] = {name: deque(maxlen=EPISODE_WINDOW) for name in names}
+        self.count = 0
+
+    def add(
+        self,
+        returns: list[float],
+        lengths: list[int],
+        success: list[float] | None = None,
+        info: Mapping[str, list[float]] | None = None,
+    ) -> None:
+        """Take in finished episodes."""
+        self.returns.extend(returns)
+        self.lengths.extend(lengths)
+        if success is not None and (self.success or not all(map(math.isnan, success))):
+            self.success.extend(success)
+        for name, window in self.info.items():
+            window.extend((info or {}).get(name, []))
+        self.count += len(returns)
+
+    def metrics(self) -> dict[str, float]:
+        """Means and extremes of the window, NaN before the first episode ends."""
+        returns, lengths = (list(window) or [math.nan] for window in (self.returns, self.lengths))
+        return {
+            "episode_return": sum(returns) / len(returns),
+            "episode_return_min": min(returns),
+            "episode_return_max": max(returns),
+            "episode_length": sum(lengths) / len(lengths),
+            "episode_length_min": min(lengths),
+            "episode_length_max": max(lengths),
+            "episodes": self.count,
+            **({"episode_success": _mean(self.success)} if self.success else {}),
+            **{f"episode_{name}": _mean(window) for name, window in self.info.items()},
+        }
+
+    def get_state(self) -> dict[str, Any]:
+        """The windows and the count."""
+        return {
+            "returns": list(self.returns),
+            "lengths": list(self.lengths),
+            "success": list(self.success),
+            "info": {name: list(window) for name, window in self.info.items()},
+            "count": self.count,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Put back what `get_state` gave; a state of before there were successes and infos will do."""
+        self.returns.extend(state["returns"])
+        self.lengths.extend(state["lengths"])
+        self.success.extend(state.get("success", []))
+        for name, window in self.info.items():
+            window.extend(state.get("info", {}).get(name, []))
+        self.count = state["count"]
+
+
+def _mean(window: Iterable[float]) -> float:
+    """Of the numbers that are known; NaN where none is."""
+    known = [value for value in window if math.isfinite(value)]
+    return sum(known) / len(known) if known else math.nan
