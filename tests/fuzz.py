@@ -138,9 +138,7 @@ def verdict(code: int, errors: str, folder: Path) -> str:
     if not rows:
         return "a finished run without metrics"
     numbers = [x for row in rows for x in row.values() if x is not None]
-    losses = [
-        row.get(name, 0.0) for row in rows for name in ("policy_loss", "value_loss", "approx_kl", "gradient_norm")
-    ]
+    losses = [row.get(name, 0.0) for row in rows for name in ("policy_loss", "value_loss", "approx_kl", "entropy")]
     return "ok" if all(map(math.isfinite, numbers)) and None not in losses else "metrics that are not finite"
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from proxima.algo.dqn import STEP_METRICS, DQNLearner
+from proxima.algo.dqn import DQNLearner
 from proxima.config import load_config
 from proxima.data.replay import Replay
 from proxima.data.rollout import Rollout
@@ -55,7 +55,7 @@ def random_rollout() -> Rollout:
     rollout.terminated[:] = torch.rand(STEPS, ENVS, generator=generator) < 0.2
     rollout.truncated[9, 2] = not rollout.terminated[9, 2]
     if rollout.truncated[9, 2]:
-        rollout.add_final(torch.tensor([9 * ENVS + 2]), {"obs": torch.randn(1, 3, generator=generator)})
+        rollout.add_final(torch.tensor([9]), torch.tensor([2]), {"obs": torch.randn(1, 3, generator=generator)})
     return rollout
 
 
@@ -104,11 +104,11 @@ def test_targets_and_loss_by_hand(double: bool, next_value: float) -> None:
         next_obs={"obs": states[[1, 1]]},
         number=torch.arange(2),
     )
-    obs, data = learner._prepare(batch)  # type: ignore[arg-type]
-    target = learner._targets(learner.state, data)
+    data = learner._prepare(batch)  # type: ignore[arg-type]
+    target = learner._targets(learner.flat.views(learner.state.param), data)
     torch.testing.assert_close(target, torch.tensor([0.5 + 0.9 * next_value, 1.25]))
-    _, metrics = learner._step(learner.state, learner.learning_rate, obs, data, torch.arange(2))
-    found = dict(zip(STEP_METRICS, metrics.tolist(), strict=True))
+    _, metrics = learner._step(learner.state, learner.learning_rate, [data])
+    found = dict(zip(learner.step_metrics, metrics.tolist(), strict=True))
     errors = (0.5 + 0.9 * next_value - 2.0, 0.25)  # the first beyond 1, where the loss is linear
     assert found["q_loss"] == pytest.approx(((errors[0] - 0.5) + 0.5 * errors[1] ** 2) / 2)
     assert found["td_error"] == pytest.approx(sum(errors) / 2) and found["q_mean"] == pytest.approx(1.5)
@@ -154,8 +154,8 @@ def test_metrics_are_means_since_they_were_last_asked_for() -> None:
     learner.update(replay, 3)
     total = learner._total.clone()
     metrics = learner.metrics()
-    assert set(metrics) == {*STEP_METRICS, "learning_rate", "epsilon"}
-    assert metrics["td_error"] == pytest.approx(float(total[STEP_METRICS.index("td_error")]) / 3)
+    assert set(metrics) == {*learner.step_metrics, "learning_rate", "epsilon"}
+    assert metrics["td_error"] == pytest.approx(float(total[learner.step_metrics.index("td_error")]) / 3)
     assert float(learner._total.abs().sum()) == 0.0
 
 
@@ -226,7 +226,7 @@ def test_a_chain_whose_values_are_known(double: bool, return_steps: int) -> None
         if step == 40:
             learner.learning_rate.fill_(1e-3)
     on = torch.tensor([0.81, 0.9, 1.0])
-    q = policy.q({"obs": torch.eye(3)}).detach()
+    q = policy({"obs": torch.eye(3)})[0].q.detach()
     torch.testing.assert_close(q[:, 1], on, atol=1e-2, rtol=0.0)
     if return_steps == 1:
         torch.testing.assert_close(q[:, 0], 0.9 * on, atol=1e-2, rtol=0.0)
@@ -246,15 +246,19 @@ def test_the_target_network_values_an_image_once(double: bool, monkeypatch: pyte
     learner.keep_values(replay, actions=3)
     real_q, real_target_q, valued, asked = learner._q, learner._target_q, 0, 0
 
-    def counting_q(param: Tensor, obs: Any) -> Tensor:
+    def is_target(weights: dict[str, Tensor]) -> bool:
+        storage = next(iter(weights.values())).untyped_storage().data_ptr()
+        return storage == learner.target.untyped_storage().data_ptr()
+
+    def counting_q(weights: dict[str, Tensor], obs: Any) -> Tensor:
         nonlocal valued
-        valued += len(obs["obs"]) if param is learner.target else 0
-        return real_q(param, obs)
+        valued += len(obs["obs"]) if is_target(weights) else 0
+        return real_q(weights, obs)
 
     def checked_target_q(number: Tensor, next_obs: Any) -> Tensor:
         nonlocal asked
         found, asked = real_target_q(number, next_obs), asked + len(number)
-        torch.testing.assert_close(found, real_q(learner.target, next_obs), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found, real_q(learner.flat.views(learner.target), next_obs), rtol=1e-5, atol=1e-6)
         return found
 
     monkeypatch.setattr(learner, "_q", counting_q)

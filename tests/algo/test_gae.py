@@ -135,5 +135,7 @@ def test_held_actions_have_the_discounted_returns_of_their_single_steps() -> Non
 
 def test_next_values_put_final_observations_in_place() -> None:
     value = torch.arange(6.0).view(3, 2)
-    following = next_values(value, torch.tensor([60.0, 70.0]), torch.tensor([-1.0]), torch.tensor([3]))
+    following = next_values(
+        value, torch.tensor([60.0, 70.0]), torch.tensor([-1.0]), torch.tensor([1]), torch.tensor([1])
+    )
     assert following.tolist() == [[2.0, 3.0], [4.0, -1.0], [60.0, 70.0]]

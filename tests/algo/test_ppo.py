@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from proxima.algo.ppo import STEP_METRICS, Learner
+from proxima.algo.ppo import PPOLearner
 from proxima.config import load_config
 from proxima.data.rollout import Rollout
 from proxima.errors import NonFiniteError
@@ -38,7 +38,7 @@ IMAGE = {"image": ObsSpec((12, 12, 3), "uint8"), "state": ObsSpec((4,), "float32
 
 def make(
     action: ActionSpec = BOX, obs: dict[str, ObsSpec] | None = None, **options: Any
-) -> tuple[Learner, Rollout, ActorCritic]:
+) -> tuple[PPOLearner, Rollout, ActorCritic]:
     """A learner and a rollout that its policy acted out on random observations."""
     defaults = {"num_envs": 4, "num_steps": 16, "minibatch_size": 16, "update_epochs": 2, "compile": "off"}
     config = load_config(None, defaults | options)
@@ -51,7 +51,7 @@ def make(
         num_steps=16,
         num_envs=4,
         obs=first,
-        action=policy.act(first)[0],
+        action=policy.act(first).action,
         device=torch.device("cpu"),
         sequence_length=config.sequence_length,
         state_size=policy.state_size,
@@ -67,14 +67,14 @@ def make(
             rollout.state[t // config.sequence_length] = state
         now = {key: x[t] for key, x in rollout.obs.items()}
         noise = torch.randn(4, policy.noise_size, generator=generator)
-        rollout.action[t], _, state = policy.act(now, noise, state)
+        rollout.action[t], _, state, *_ = policy.act(now, noise, state)
         rollout.reward[t] = torch.randn(4)
         if t == 9:
             final = {key: draw(o)[2:3] for key, o in spec.obs.items()}
-            rollout.add_final(torch.tensor([9 * 4 + 2]), final, None if state is None else state[2:3])
+            rollout.add_final(torch.tensor([9]), torch.tensor([2]), final, None if state is None else state[2:3])
         if state is not None:
             state = rollout.last_state = state.masked_fill(rollout.ended[t][:, None], 0.0)
-    return Learner(policy, config, device=torch.device("cpu"), seed=3), rollout, policy
+    return PPOLearner(policy, config, device=torch.device("cpu"), seed=3), rollout, policy
 
 
 def draw(spec: ObsSpec) -> torch.Tensor:
@@ -83,12 +83,12 @@ def draw(spec: ObsSpec) -> torch.Tensor:
     return torch.randn(4, *spec.shape)
 
 
-def first_metrics(learner: Learner, rollout: Rollout) -> dict[str, float]:
+def first_metrics(learner: PPOLearner, rollout: Rollout) -> dict[str, float]:
     """Metrics of the first minibatch, before anything has moved."""
     batch = learner.prepare(rollout)
-    index = torch.randperm(rollout.num_sequences)[: learner.config.algorithm.minibatch_size]
-    _, values = learner._step(learner.state, learner.learning_rate, batch.obs, batch.data(), index)
-    return dict(zip(STEP_METRICS, values.tolist(), strict=True))
+    index = torch.randperm(learner.layout.num_sequences)[: learner.config.algorithm.minibatch_size]
+    values = learner.run_epoch(batch.rows, index[None])
+    return dict(zip(learner.step_metrics, values.tolist(), strict=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -115,7 +115,8 @@ def test_a_normaliser_that_moves_before_the_update_would_show() -> None:
     policy.normalizer.update({"obs": seen * 3 + 1})
     with torch.no_grad():
         distribution, _ = policy(policy.normalizer({"obs": seen}))
-    assert float((distribution.log_prob(batch.action[0]) - batch.old_log_prob[0]).abs().max()) > 1e-4
+    rows = batch.rows
+    assert float((distribution.log_prob(rows.action) - rows.old_log_prob).abs().max()) > 1e-4
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -123,7 +124,7 @@ def test_every_kind_updates_to_finite_weights(kind: str) -> None:
     action, options = KINDS[kind]
     learner, rollout, policy = make(action, learning_rate=3e-3, **options)
     before = learner.state.param.clone()
-    metrics = learner.update(learner.prepare(rollout), rollout)
+    metrics = learner.update(learner.prepare(rollout))
     assert bool(torch.isfinite(learner.state.param).all()) and not torch.equal(before, learner.state.param)
     # The modules see the new weights: they share the flat storage.
     parameter = next(p for p in policy.parameters() if p.requires_grad)
@@ -144,20 +145,19 @@ def test_each_epoch_visits_every_sample_once(
     learner, rollout, _ = make(gradient_accumulation=2, update_epochs=3, **options)
     seen: list[torch.Tensor] = []
 
-    def record(state: Any, _rate: Any, _obs: Any, _data: Any, index: torch.Tensor) -> tuple[Any, torch.Tensor]:
-        seen.append(index)
-        return state, torch.ones(len(STEP_METRICS))
+    def record(_rows: Any, order: torch.Tensor) -> torch.Tensor:
+        seen.extend(order)
+        return torch.ones(len(learner.step_metrics))
 
-    monkeypatch.setattr(learner._epochs, "_step", record)
-    learner.update(learner.prepare(rollout), rollout)
+    monkeypatch.setattr(learner, "run_epoch", record)
+    learner.update(learner.prepare(rollout))
     assert [len(index) for index in seen] == 3 * sizes
-    steps = torch.arange(64).view(16, 4)
-    samples = [rollout.sequences(steps)[:, torch.cat(seen[n : n + len(sizes)])] for n in (0, len(sizes))]
-    weight = rollout.weight()
-    for epoch, order in zip(samples, (seen[: len(sizes)], seen[len(sizes) : 2 * len(sizes)]), strict=True):
-        kept = epoch if weight is None else epoch[weight[:, torch.cat(order)] > 0]
-        assert kept.flatten().sort().values.tolist() == list(range(64))
-    assert not torch.equal(samples[0], samples[1])
+    epochs = [torch.cat(seen[n : n + len(sizes)]) for n in (0, len(sizes))]
+    for order in epochs:
+        rows, weight = learner.layout.rows(order), learner.layout.weight(order)
+        kept = rows if weight is None else rows[weight > 0]
+        assert kept.sort().values.tolist() == list(range(64))
+    assert not torch.equal(*epochs)
 
 
 @pytest.mark.parametrize(("all_", "memory"), [(64, {}), (16, {"memory": "lstm", "memory_size": 8, "bptt_length": 5})])
@@ -165,38 +165,45 @@ def test_accumulated_minibatches_equal_one_large_one(all_: int, memory: dict[str
     options = {"normalize_advantage": "off", "update_epochs": 1, **memory}
     large, rollout, _ = make(minibatch_size=all_, **options)
     small, same, _ = make(minibatch_size=all_ // 4, gradient_accumulation=4, **options)
-    large.update(large.prepare(rollout), rollout)
-    small.update(small.prepare(same), same)
+    large.update(large.prepare(rollout))
+    small.update(small.prepare(same))
     torch.testing.assert_close(large.state.param, small.state.param, rtol=1e-4, atol=1e-6)
 
 
 def test_target_kl_ends_the_update() -> None:
     learner, rollout, _ = make(learning_rate=0.05, update_epochs=10, target_kl=0.01)
-    assert learner.update(learner.prepare(rollout), rollout)["epochs"] < 10
+    assert learner.update(learner.prepare(rollout))["epochs"] < 10
 
 
 def test_the_adaptive_learning_rate_moves() -> None:
     learner, rollout, _ = make(learning_rate=9e-3, lr_schedule="adaptive", update_epochs=5)
     learner.set_progress(0.5)
-    metrics = learner.update(learner.prepare(rollout), rollout)
+    metrics = learner.update(learner.prepare(rollout))
     assert metrics["learning_rate"] < 9e-3
 
 
 def test_advantages_are_recomputed_with_the_current_critic() -> None:
     learner, rollout, _ = make(learning_rate=1e-2, recompute_advantage=True)
     batch = learner.prepare(rollout)
-    before = batch.advantage.clone()
-    log_prob = batch.old_log_prob.clone()
-    learner.update(batch, rollout)
-    assert not torch.equal(before, batch.advantage)
-    assert torch.equal(log_prob, batch.old_log_prob)
+    seen = []
+    real = learner.run_epoch
+
+    def watched(rows: Any, order: torch.Tensor) -> torch.Tensor:
+        seen.append(rows)
+        return real(rows, order)
+
+    learner.run_epoch = watched  # type: ignore[method-assign]
+    learner.update(batch)
+    first, second = seen
+    assert first is batch.rows and not torch.equal(first.advantage, second.advantage)
+    assert torch.equal(first.old_log_prob, second.old_log_prob)
 
 
 def test_advantage_of_a_truncated_step_uses_the_final_observation() -> None:
     learner, rollout, policy = make(normalize_reward=False, normalize_advantage="off")
     batch = learner.prepare(rollout)
-    advantage, value = batch.advantage.view(16, 4), batch.old_value.view(16, 4)
-    final = policy.value({"obs": rollout.bootstrap_obs()["obs"][4:]})
+    advantage, value = batch.rows.advantage.view(16, 4), batch.rows.old_value.view(16, 4)
+    final = policy.value(policy.normalizer({"obs": rollout.bootstrap_obs()["obs"][4:]})).detach()
     expected = rollout.reward[9, 2] + 0.99 * final[0] - value[9, 2]
     torch.testing.assert_close(advantage[9, 2], expected)
     torch.testing.assert_close(advantage[5, 1], rollout.reward[5, 1] - value[5, 1])
@@ -204,7 +211,7 @@ def test_advantage_of_a_truncated_step_uses_the_final_observation() -> None:
 
 def test_batch_normalisation_of_advantages() -> None:
     learner, rollout, _ = make(normalize_advantage="batch")
-    advantage = learner.prepare(rollout).advantage
+    advantage = learner.prepare(rollout).rows.advantage
     assert abs(float(advantage.mean())) < 1e-6 and float(advantage.std(correction=0)) == pytest.approx(1.0, abs=1e-4)
 
 
@@ -222,20 +229,20 @@ def test_the_std_stays_in_its_range() -> None:
 def test_a_nan_loss_is_named() -> None:
     learner, rollout, _ = make(normalize_reward=False)
     batch = learner.prepare(rollout)
-    batch.advantage[:] = torch.nan
+    batch.rows.advantage[:] = torch.nan
     with pytest.raises(NonFiniteError, match=r"loss became nan in epoch 1 of the update"):
-        learner.update(batch, rollout)
+        learner.update(batch)
 
 
 def test_state_dict_restores_the_optimizer_and_the_generator() -> None:
     one, rollout, policy = make()
-    one.update(one.prepare(rollout), rollout)
+    one.update(one.prepare(rollout))
     state, weights = one.state_dict(), {name: x.clone() for name, x in policy.state_dict().items()}
-    one.update(one.prepare(rollout), rollout)
+    one.update(one.prepare(rollout))
     two, _, other = make()
     other.load_state_dict(weights)
     two.load_state_dict(state)
-    two.update(two.prepare(rollout), rollout)
+    two.update(two.prepare(rollout))
     assert torch.equal(one.state.param, two.state.param)
 
 
@@ -252,18 +259,42 @@ def test_compiled_agrees_with_eager(kind: str) -> None:
     action, options = COMPILED[kind]
     eager, rollout, _ = make(action, update_epochs=1, **options)
     compiled, same, _ = make(action, update_epochs=1, compile="on", **options)
-    one = eager.update(eager.prepare(rollout), rollout)
-    two = compiled.update(compiled.prepare(same), same)
+    one = eager.update(eager.prepare(rollout))
+    two = compiled.update(compiled.prepare(same))
     assert compiled.compiled, "the compiler did not work"
     torch.testing.assert_close(eager.state.param, compiled.state.param, rtol=1e-3, atol=2e-5)
     assert one["policy_loss"] == pytest.approx(two["policy_loss"], abs=1e-4)
+
+
+def test_a_number_that_changes_between_two_calls_of_a_compiled_step_is_not_frozen() -> None:
+    """An option that a callback anneals, or a loss with state of its own."""
+    changes = {"entropy_coef": 0.5, "clip_range": 0.01}
+    updated = {}
+    for compiled in ("off", "on"):
+        learner, rollout, _ = make(update_epochs=1, compile=compiled, minibatch_size=64)
+        batch = learner.prepare(rollout)
+        learner.update(batch)
+        for name, value in changes.items():
+            setattr(learner.config.ppo, name, value)
+        metrics = learner.update(batch)
+        assert learner.compiled == (compiled == "on"), "the compiler did not work"
+        updated[compiled] = learner.state.param.clone(), metrics["clip_fraction"]
+    torch.testing.assert_close(updated["off"], updated["on"], rtol=1e-3, atol=2e-5)
+
+
+def test_gradients_are_reduced_before_they_are_clipped() -> None:
+    plain, rollout, _ = make(update_epochs=1, max_grad_norm=None)
+    halved, same, _ = make(update_epochs=1, max_grad_norm=None)
+    halved.reduce_gradient = lambda gradient: 0.5 * gradient
+    one, two = plain.update(plain.prepare(rollout)), halved.update(halved.prepare(same))
+    assert two["gradient_norm"] == pytest.approx(one["gradient_norm"] / 2, rel=0.05)
 
 
 def test_sequences_that_are_too_long_to_unroll_are_not_compiled(caplog: pytest.LogCaptureFixture) -> None:
     options = {"memory": "gru", "num_steps": 200, "bptt_length": 200, "compile": "on", "minibatch_size": 2}
     config = load_config(None, options)
     policy = ActorCritic(Spec({"obs": ObsSpec((2,), "float32")}, BOX), config.policy, config.normalize)
-    assert not Learner(policy, config, device=torch.device("cpu"), seed=0).compiled
+    assert not PPOLearner(policy, config, device=torch.device("cpu"), seed=0).compiled
     assert "The learner is not compiled (bptt_length is 200, and above 128" in caplog.text
 
 
@@ -276,7 +307,7 @@ def test_without_a_compiler_the_run_goes_on(monkeypatch: pytest.MonkeyPatch, cap
 
     monkeypatch.setattr(torch, "compile", broken)
     learner, rollout, _ = make(compile="on")
-    learner.update(learner.prepare(rollout), rollout)
+    learner.update(learner.prepare(rollout))
     assert not learner.compiled and "no working C++ compiler found" in caplog.text
 
 
@@ -285,22 +316,21 @@ def test_recomputed_advantages_of_a_policy_that_did_not_change_are_the_same(kind
     action, options = KINDS[kind]
     learner, rollout, _ = make(action, recompute_advantage=True, **options)
     batch = learner.prepare(rollout)
-    before = batch.advantage
-    batch.advantage = torch.zeros_like(before)
-    learner._recompute_advantage(batch, rollout)
-    torch.testing.assert_close(batch.advantage, before, rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        advantage, _ = learner._advantages(rollout, batch.reward, learner._values(batch.rows.inputs))
+    torch.testing.assert_close(advantage, batch.rows.advantage, rtol=1e-5, atol=1e-5)
 
 
 def test_padding_does_not_touch_the_gradient() -> None:
     action, options = KINDS["two memories, padded"]
     learner, rollout, _ = make(action, normalize_advantage="minibatch", **options)
     batch = learner.prepare(rollout)
-    data = batch.data()
-    index = torch.arange(rollout.num_sequences)
-    state, metrics = learner._step(learner.state, learner.learning_rate, batch.obs, data, index)
-    padding = data["weight"] == 0
+    minibatch = learner.gather(batch.rows, torch.arange(learner.layout.num_sequences))
+    state, metrics = learner._step(learner.state, learner.learning_rate, [minibatch])
+    assert minibatch.weight is not None
+    padding = minibatch.weight == 0
     assert bool(padding.any())
-    for name in ("advantage", "return_", "old_value", "old_log_prob"):
-        data[name] = data[name] + 0.7 * padding
-    again, other = learner._step(learner.state, learner.learning_rate, batch.obs, data, index)
+    names = ("advantage", "return_", "old_value", "old_log_prob")
+    changed = minibatch._replace(**{name: getattr(minibatch, name) + 0.7 * padding for name in names})
+    again, other = learner._step(learner.state, learner.learning_rate, [changed])
     assert torch.equal(state.param, again.param) and torch.equal(metrics, other)

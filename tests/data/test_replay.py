@@ -83,7 +83,7 @@ class World:
         terminated, truncated = bool(rollout.terminated[t, env]), bool(rollout.truncated[t, env])
         if truncated and not terminated:
             final = {"image": self.stacks[env][-1][None], "state": self.state[env : env + 1].clone()}
-            rollout.add_final(torch.tensor([t * ENVS + env]), final)
+            rollout.add_final(torch.tensor([t]), torch.tensor([env]), final)
         if terminated or truncated:
             self.stacks[env] = self._new_stack()
             self.state[env] = self._states(1)[0]

@@ -132,7 +132,7 @@ def test_a_trace_holds_every_step_in_the_units_of_the_reward(memory: dict[str, A
         obs, state = {"obs": torch.tensor(trace.obs["obs"])}, policy.first_state(1)
         start = None if state is None else torch.zeros(episode.length, dtype=torch.bool)
         with torch.no_grad():
-            value = policy.critic(policy.normalizer(obs), state, start) * policy.return_scale
+            value = policy.value(policy.normalizer(obs), state, start) * policy.return_scale
         np.testing.assert_allclose(trace.value, value.detach().numpy(), rtol=1e-4)
 
 

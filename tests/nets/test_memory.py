@@ -128,7 +128,7 @@ def test_a_key_for_the_critic_alone_reaches_only_the_critic(memory: str, share: 
     changed = obs | {"mass": obs["mass"] + 1.0}
     (one, value), (two, other) = agent(obs, state), agent(changed, state)
     assert torch.equal(one.mean, two.mean) and not torch.allclose(value, other)
-    torch.testing.assert_close(value, agent.critic(obs, state))
+    torch.testing.assert_close(value, agent.value(obs, state))
     # And it need not be there to act.
     seen = {key: obs[key] for key in agent.actor_keys}
     after = agent.act(seen)[2]
@@ -149,7 +149,7 @@ def test_acting_step_by_step_is_what_the_learner_sees(memory: str, share: str) -
         now = {key: x.view(steps, envs, -1)[t] for key, x in obs.items()}
         state = state.masked_fill(start[t][:, None], 0.0)
         torch.testing.assert_close(agent.value(now, state), value.view(steps, envs)[t], rtol=1e-5, atol=1e-6)
-        action, _, state = agent.act(now, None, state)
+        action, _, state, *_ = agent.act(now, None, state)
         torch.testing.assert_close(action, distribution.mean.view(steps, envs, 2)[t], rtol=1e-5, atol=1e-6)
 
 

@@ -28,9 +28,9 @@ def make(action: ActionSpec = CHOICES, obs: dict[str, ObsSpec] | None = None, **
 def test_without_noise_it_is_greedy_whatever_epsilon_is() -> None:
     policy = make()
     obs = {"state": torch.randn(64, 4)}
-    action, env_action, state = policy.act(obs)
+    action, env_action, state, *_ = policy.act(obs)
     assert float(policy.epsilon) == 1.0 and state is None
-    assert torch.equal(action, policy.q(policy.normalizer(obs)).argmax(-1)) and torch.equal(action, env_action)
+    assert torch.equal(action, policy(policy.normalizer(obs))[0].q.argmax(-1)) and torch.equal(action, env_action)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
@@ -78,7 +78,7 @@ def test_what_it_cannot_do_is_refused(action: ActionSpec, options: dict[str, Any
 def test_images_and_bytes() -> None:
     policy = make(obs=OBS)
     obs = {"image": torch.randint(0, 256, (7, 12, 12, 3), dtype=torch.uint8), "state": torch.randn(7, 4)}
-    assert policy.q(policy.normalizer(obs)).shape == (7, 5) and policy.value(obs).shape == (7,)
+    assert policy(obs)[0].q.shape == (7, 5) and policy.value(policy.normalizer(obs)).shape == (7,)
 
 
 def test_an_exported_policy_acts_the_same() -> None:

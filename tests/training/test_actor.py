@@ -130,7 +130,7 @@ def test_without_a_compiler_the_run_goes_on(
     epochs = trainer.algorithm.learner._epochs
     monkeypatch.setattr(epochs, "_compile", lambda _function: tried.append(True) or epochs._eager)
     trainer.iterate()
-    trainer.env.close()
+    trainer.close()
     assert tried == ([] if isinstance(error, OSError) else [True])
     assert [r.message for r in caplog.records] == [
         f"The policy is not compiled ({str(error).splitlines()[0]}): the run goes on, slower."

@@ -6,20 +6,21 @@ from typing import Any
 import pytest
 import torch
 
-from proxima.algo.ppo import Learner
+from proxima.algo.ppo import PPOLearner
 from proxima.config import load_config
 from proxima.envs.make import make_env
 from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.spec import Spec
-from proxima.training.collector import Collector, EpisodeStatistics
-from proxima.training.endings import DeferredEndings
+from proxima.training.collector import Collector
+from proxima.training.endings import EndingBuffer
+from proxima.training.episode_statistics import EpisodeStatistics
 from proxima.training.trainer import Trainer
 from tests.envs import toy_envs  # noqa: F401 - registers them
 
 STEPS, ENVS = 25, 3
 
 
-def make(env_id: str = "CartPole-v1", **options: Any) -> tuple[Collector, ActorCritic, Learner]:
+def make(env_id: str = "CartPole-v1", **options: Any) -> tuple[Collector, ActorCritic, PPOLearner]:
     defaults = {"memory": "gru", "memory_size": 8, "hidden_sizes": [8], "bptt_length": 6, "minibatch_size": 4}
     sizes = {"num_envs": ENVS, "num_steps": STEPS, "compile": "off", "env": env_id}
     config = load_config(None, defaults | sizes | options)
@@ -30,14 +31,19 @@ def make(env_id: str = "CartPole-v1", **options: Any) -> tuple[Collector, ActorC
     collector = Collector(
         env, policy, num_steps=STEPS, device=cpu, env_seed=1, seed=2, sequence_length=config.sequence_length
     )
-    return collector, policy, Learner(policy, config, device=cpu, seed=3)
+    return collector, policy, PPOLearner(policy, config, device=cpu, seed=3)
+
+
+def value_of(policy: ActorCritic, obs: dict[str, torch.Tensor], state: torch.Tensor | None) -> torch.Tensor:
+    with torch.no_grad():
+        return policy.value(policy.normalizer(obs), state)
 
 
 def replay(policy: ActorCritic, rollout: Any, first: torch.Tensor) -> torch.Tensor:
     """The state before every step and after the last `[T + 1, N, S]`, made anew from what was seen."""
     states = [first]
     for t in range(STEPS):
-        _, _, after = policy.act({key: x[t] for key, x in rollout.obs.items()}, None, states[-1])
+        after = policy.act({key: x[t] for key, x in rollout.obs.items()}, None, states[-1]).state
         states.append(after.masked_fill(rollout.ended[t][:, None], 0.0))
     return torch.stack(states)
 
@@ -66,22 +72,22 @@ def test_truncated_episodes_are_valued_with_the_memory_of_what_came_before(share
     rollout = collector.collect()
     before = policy.first_state(ENVS)
     batch = learner.prepare(rollout)
-    value = rollout.steps(batch.old_value)
-    advantage = rollout.steps(batch.return_) - value
-    final = dict(zip(rollout.final_index.tolist(), rollout.bootstrap_obs()["obs"][ENVS:], strict=True))
+    value = batch.rows.old_value.view(STEPS, ENVS)
+    advantage = batch.rows.return_.view(STEPS, ENVS) - value
+    places = zip(rollout.final_time.tolist(), rollout.final_env.tolist(), strict=True)
+    final = dict(zip(places, rollout.bootstrap_obs()["obs"][ENVS:], strict=True))
     assert len(final) >= 3
     for t in range(STEPS):
         now = {"obs": rollout.obs["obs"][t]}
-        torch.testing.assert_close(policy.value(now, before), value[t], rtol=1e-5, atol=1e-5)
-        _, _, after = policy.act(now, None, before)
+        torch.testing.assert_close(value_of(policy, now, before), value[t], rtol=1e-5, atol=1e-5)
+        after = policy.act(now, None, before).state
         for env in range(ENVS):
-            place = t * ENVS + env
-            if place in final:
-                end = policy.value({"obs": final[place][None]}, after[env][None])
+            if (t, env) in final:
+                end = value_of(policy, {"obs": final[t, env][None]}, after[env][None])
                 expected = rollout.reward[t, env] + 0.99 * end[0] - value[t, env]
                 torch.testing.assert_close(advantage[t, env], expected, rtol=1e-4, atol=1e-5)
         before = after.masked_fill(rollout.ended[t][:, None], 0.0)
-    last = policy.value({"obs": rollout.obs["obs"][-1]}, before)
+    last = value_of(policy, {"obs": rollout.obs["obs"][-1]}, before)
     open_ended = ~rollout.ended[-1]
     expected = rollout.reward[-1] + 0.99 * last - value[-1]
     torch.testing.assert_close(advantage[-1][open_ended], expected[open_ended], rtol=1e-4, atol=1e-5)
@@ -92,38 +98,37 @@ def test_the_length_of_sequences_does_not_change_what_was_seen(length: int) -> N
     """Values and log-probabilities of the behaviour policy, however the rollout is cut."""
     collector, _, learner = make(bptt_length=24)
     rollout = collector.collect()
-    expected = learner.prepare(rollout)
+    expected = learner.prepare(rollout).rows
     other, _, cut = make(bptt_length=length)
     same = other.collect()
-    found = cut.prepare(same)
+    found = cut.prepare(same).rows
     for one, two in (
-        (rollout.steps(expected.old_value), same.steps(found.old_value)),
-        (rollout.steps(expected.old_log_prob), same.steps(found.old_log_prob)),
-        (rollout.steps(expected.advantage), same.steps(found.advantage)),
+        (expected.old_value, found.old_value),
+        (expected.old_log_prob, found.old_log_prob),
+        (expected.advantage, found.advantage),
     ):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
 
 
 def test_endings_of_a_device_are_those_of_the_cpu() -> None:
     runs = []
-    for deferred in (False, True):
+    for buffer in (None, EndingBuffer(), EndingBuffer(steps=3), EndingBuffer(steps=1)):
         collector, _, learner = make(max_episode_steps=7)
-        if deferred:
-            collector._deferred = DeferredEndings(STEPS)
+        collector._ending_buffer = buffer
         for _ in range(2):
             rollout = collector.collect()
-        order = rollout.final_index.argsort()
         runs.append(
             [
-                rollout.final_index[order],
-                rollout.bootstrap_obs()["obs"][ENVS:][order],
-                rollout.bootstrap_state()[ENVS:][order],
+                rollout.final_time,
+                rollout.final_env,
+                rollout.bootstrap_obs()["obs"][ENVS:],
+                rollout.bootstrap_state()[ENVS:],
                 torch.tensor(collector.episodes.returns),
-                learner.prepare(rollout).advantage,
+                learner.prepare(rollout).rows.advantage,
             ]
         )
-    for one, two in zip(*runs, strict=True):
-        assert torch.equal(one, two)
+    for one, *others in zip(*runs, strict=True):
+        assert all(torch.equal(one, other) for other in others)
 
 
 def test_a_recurrent_policy_learns_a_dict_with_a_key_for_the_critic_alone() -> None:
@@ -144,7 +149,7 @@ def test_success_and_the_envs_own_numbers_are_kept(deferred: bool) -> None:
     policy = ActorCritic(Spec.from_spaces(env.observation_space, env.action_space), config.policy, config.normalize)
     collector = Collector(env, policy, num_steps=10, device=torch.device("cpu"), env_seed=1, seed=2)
     if deferred:
-        collector._deferred = DeferredEndings(10)
+        collector._ending_buffer = EndingBuffer()
     before = collector.episodes.metrics()
     assert "episode_success" not in before and math.isnan(before["episode_x_pos"])
     for _ in range(2):  # 20 steps of two envs, four an episode

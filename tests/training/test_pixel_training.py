@@ -11,7 +11,7 @@ from proxima.config import load_config
 from proxima.data.rollout import Rollout
 from proxima.evaluate.episodes import evaluate
 from proxima.nets import spec
-from proxima.training.ppo_iteration import PPO
+from proxima.training.ppo import PPO
 from proxima.training.trainer import Trainer
 
 CATCH: dict[str, Any] = {
@@ -69,12 +69,12 @@ def test_frames_stored_once_train_the_same_bits_as_whole_stacks(
 def test_the_first_ratio_is_exactly_one_on_stacks() -> None:
     trainer = Trainer(load_config(None, CATCH | {"num_steps": 16, "minibatch_size": 128, "update_epochs": 1}))
     metrics = trainer.iterate()
-    trainer.env.close()
+    trainer.close()
     assert metrics["approx_kl"] == pytest.approx(0.0, abs=1e-12) and metrics["clip_fraction"] == 0.0
 
 
 @pytest.mark.parametrize("compiled", ["off", "on"])
-def test_what_was_judged_while_acting_is_what_the_learner_would_find(compiled: str) -> None:
+def test_values_stored_while_acting_are_what_the_learner_would_find(compiled: str) -> None:
     options: dict[str, Any] = {"num_steps": 24, "minibatch_size": 96, "max_episode_steps": 9, "compile": compiled}
     options["normalize_reward"] = False  # it would see the rewards twice
     trainer = Trainer(load_config(None, CATCH | options))
@@ -82,20 +82,20 @@ def test_what_was_judged_while_acting_is_what_the_learner_would_find(compiled: s
     assert isinstance(algorithm, PPO)
     algorithm.learner.give_up_compiling()  # acting alone is compiled
     for _ in range(2):  # with weights that have changed once
-        rollout = algorithm.collector.collect()
-        judged = algorithm.learner.prepare(rollout)
+        rollout = algorithm.source.collect()
+        stored = algorithm.ppo.prepare(rollout)
         kept, rollout.log_prob = rollout.log_prob, None
-        found = algorithm.learner.prepare(rollout)
+        found = algorithm.ppo.prepare(rollout)
         rollout.log_prob = kept
-        assert kept is not None and float(kept.abs().min()) > 0.0 and float(judged.old_value.std()) > 0.0
+        assert kept is not None and float(kept.abs().min()) > 0.0 and float(stored.rows.old_value.std()) > 0.0
         for name in ("old_log_prob", "old_value", "advantage", "return_"):
-            torch.testing.assert_close(getattr(judged, name), getattr(found, name), rtol=1e-4, atol=1e-5)
-        algorithm.learner.update(judged, rollout)
-    trainer.env.close()
+            torch.testing.assert_close(getattr(stored.rows, name), getattr(found.rows, name), rtol=1e-4, atol=1e-5)
+        algorithm.ppo.update(stored)
+    trainer.close()
 
 
 @pytest.mark.parametrize(
-    ("options", "judges"),
+    ("options", "stores"),
     [
         ({}, True),
         ({"share_trunk": "off"}, False),
@@ -103,10 +103,10 @@ def test_what_was_judged_while_acting_is_what_the_learner_would_find(compiled: s
         ({"env": "CartPole-v1", "env_kwargs": {}}, False),
     ],
 )
-def test_only_a_shared_trunk_of_images_judges_while_it_acts(options: dict[str, Any], judges: bool) -> None:
+def test_values_are_stored_while_acting_by_a_shared_trunk_of_images(options: dict[str, Any], stores: bool) -> None:
     trainer = Trainer(load_config(None, CATCH | {"num_steps": 16, "minibatch_size": 8} | options))
-    trainer.env.close()
-    assert (trainer.collector.rollout.log_prob is not None) == judges
+    trainer.close()
+    assert (trainer.source.rollout.log_prob is not None) == stores
 
 
 def test_a_rollout_of_eight_envs_and_1024_steps_keeps_58_megabytes_of_frames() -> None:
@@ -156,7 +156,7 @@ def test_a_replay_that_begins_in_mid_episode_holds_what_was_seen(monkeypatch: py
 
     monkeypatch.setattr(trainer.policy, "act", watched)
     trainer.iterate()
-    trainer.env.close()
+    trainer.close()
     replay = trainer.algorithm.replay
     stored = replay.gather(torch.arange(replay.size)).obs["obs"]
     assert torch.equal(stored, torch.cat(seen)[: len(stored)])
@@ -167,5 +167,5 @@ def test_a_longer_resume_says_that_exploration_goes_back() -> None:
     run = train(**options, total_timesteps=160)
     trainer = Trainer(load_config(None, options | {"total_timesteps": 16_000}))
     trainer.restore(run.checkpoint)
-    trainer.env.close()
+    trainer.close()
     assert any("random actions goes from" in notice for notice in trainer.notices)

@@ -34,7 +34,7 @@ def test_a_longer_resume_says_that_the_learning_rate_goes_back(schedule: str, to
         changed = {"total_timesteps": total, "learning_rate": rate}
         trainer = Trainer(load_config(None, options | changed))
         trainer.restore(run.checkpoint)
-        trainer.env.close()
+        trainer.close()
         notices[total, rate] = [notice for notice in trainer.notices if "learning rate goes" in notice]
     assert bool(notices[1024, 1e-3]) == told
     if schedule == "linear":  # 0.25e-3 in the last of four iterations, half of the new run is over
@@ -50,7 +50,7 @@ def test_a_worker_that_dies_between_rollouts_costs_an_episode_not_the_run(caplog
 
     def update(*args: Any) -> Any:
         if next(calls) == 1:
-            os.kill(trainer.env._workers[0].pid, signal.SIGKILL)  # type: ignore[attr-defined]
+            os.kill(trainer.source.env._workers[0].pid, signal.SIGKILL)  # type: ignore[attr-defined]
         return good(*args)
 
     trainer.algorithm.learner.update = update  # type: ignore[method-assign]
@@ -102,9 +102,9 @@ def test_a_foreign_state_is_refused_in_one_line() -> None:
 def test_new_episodes_of_inexact_resumes_differ() -> None:
     first = train(env="BipedalWalker-v3", total_timesteps=128, **SMALL)
     trainer = Trainer(load_config(None, SMALL | {"env": "BipedalWalker-v3", "total_timesteps": 999}))
-    start_of_the_run = trainer.collector.get_state()["obs"]["obs"]
+    start_of_the_run = trainer.source.get_state()["collector"]["obs"]["obs"]
     trainer.restore(checkpoint.find(first.run_dir))
-    assert not torch.equal(start_of_the_run, trainer.collector.get_state()["obs"]["obs"])
+    assert not torch.equal(start_of_the_run, trainer.source.get_state()["collector"]["obs"]["obs"])
 
 
 def test_lineage_leads_to_the_first_run() -> None:

@@ -119,14 +119,14 @@ def test_an_env_that_raises_what_is_no_exception_leaves_the_last_boundary(
     error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = Trainer(load_config(None, SMALL | {"env": "CartPole-v1", "total_timesteps": 12_800}))
-    good, calls = trainer.env.step, iter(range(10_000))
+    good, calls = trainer.source.env.step, iter(range(10_000))
 
     def step(action: Any) -> Any:
         if next(calls) == 3 * SMALL["num_steps"] + 5:
             raise error
         return good(action)
 
-    monkeypatch.setattr(trainer.env, "step", step)
+    monkeypatch.setattr(trainer.source.env, "step", step)
     with pytest.raises(ProximaError, match="stopped by SIGINT" if error is KeyboardInterrupt else "GeneratorExit"):
         trainer.run()
     assert checkpoint.read_metadata(checkpoint.find(trainer.run_dir))["iteration"] == 3
@@ -179,7 +179,7 @@ def test_a_signal_at_the_very_end_loses_nothing(where: str, tmp_path: Path, monk
 
         return wrapped
 
-    owner = {"save": checkpoint, "tracker": Tracker, "env": trainer.env}[where]
+    owner = {"save": checkpoint, "tracker": Tracker, "env": trainer.source.env}[where]
     name = "save" if where == "save" else "close"
     monkeypatch.setattr(owner, name, signalled(getattr(owner, name)))
     if where == "save":

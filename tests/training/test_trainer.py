@@ -119,14 +119,14 @@ def test_load_policy_acts_as_the_policy_did() -> None:
 
 def test_a_run_whose_envs_fail_saves_and_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = Trainer(load_config(None, small(env="InvertedPendulum-v5", total_timesteps=10_000)))
-    good, calls = trainer.env.step, iter(range(10**6))
+    good, calls = trainer.source.env.step, iter(range(10**6))
 
     def step(action: torch.Tensor) -> Any:
         if next(calls) == 70:
             raise EnvFailure("worker 0 died 5 times in a row: boom")
         return good(action)
 
-    monkeypatch.setattr(trainer.env, "step", step)
+    monkeypatch.setattr(trainer.source.env, "step", step)
     with pytest.raises(EnvFailure, match="boom"):
         trainer.run()
     (saved,) = checkpoint.list_checkpoints(trainer.run_dir)
