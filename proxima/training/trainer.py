@@ -1,5 +1,6 @@
 """The training loop. Everything else is called from here, and nothing here knows how it is done."""
 
+import contextlib
 import logging
 import signal
 import time
@@ -294,11 +295,12 @@ class Trainer:
         for notice in self.notices:
             log.warning(notice)
         parameters = sum(p.numel() for p in self.policy.parameters())
-        self.console.print(
-            f"{self.config.env.env} on {self.env.num_envs} envs ({type(self.env).__name__}), "
-            f"{self.hold_schedule.text()}{parameters:,} parameters, {self.device}, {self.machine_use()}, "
-            f"run {self.run_dir}"
-        )
+        with contextlib.suppress(OSError):  # standard error on a full disk, or a pipe that nobody reads any more
+            self.console.print(
+                f"{self.config.env.env} on {self.env.num_envs} envs ({type(self.env).__name__}), "
+                f"{self.hold_schedule.text()}{parameters:,} parameters, {self.device}, {self.machine_use()}, "
+                f"run {self.run_dir}"
+            )
 
     def machine_use(self) -> str:
         """Threads of each phase, and what is to be compiled, in a few words."""

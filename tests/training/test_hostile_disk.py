@@ -1,13 +1,16 @@
 """Disks that are full, for a moment or for good, and names that they do not take."""
 
 import errno
+import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from proxima import checkpoint, train
 from proxima.config import load_config
@@ -64,3 +67,21 @@ def test_a_path_that_is_too_long_for_checkpoints_is_refused_at_the_start(tmp_pat
     trainer = Trainer(load_config(None, CARTPOLE | {"runs_dir": str(runs_dir), "total_timesteps": 128}))
     with pytest.raises(UsageError, match="cannot be written: File name too long"):
         trainer.run()
+
+
+class _FullFile(io.StringIO):
+    def write(self, _: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_console_that_takes_nothing_does_not_end_the_run() -> None:
+    assert train(**CARTPOLE, total_timesteps=128, console=Console(file=_FullFile())).checkpoint is not None
+
+
+def test_a_pipe_that_nobody_reads_does_not_end_the_run(tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "proxima", "train", "--total-timesteps", "128", *flags(CARTPOLE)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=write_end, text=True)
+    os.close(write_end)
+    assert done.returncode == 0 and "evaluate" in done.stdout
