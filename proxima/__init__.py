@@ -3,10 +3,10 @@
 `from proxima import train, load_policy, make_env` is the whole of it for a notebook; `proxima --help` for a terminal.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # as in `typing`, whose import takes longer than all else here
 if TYPE_CHECKING:
+    from typing import Any
+
     from proxima.config import Config
     from proxima.envs.make import make_env
     from proxima.evaluate.policy import load_policy
@@ -24,7 +24,9 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name not in _HOMES:
         raise AttributeError(f"module 'proxima' has no attribute {name!r}")
+    from importlib import import_module
+
     return getattr(import_module(_HOMES[name]), name)

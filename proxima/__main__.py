@@ -1,12 +1,11 @@
 """The command `proxima`, and `python -m proxima`: Ctrl-C works from the first import on."""
 
+import _signal as signal  # type: ignore[import-not-found]  # without the names of `signal`, whose import of enum Ctrl-C could interrupt
 import os
-import signal
 import sys
-from typing import Any
 
 
-def _end_at_once(signum: int, _: Any) -> None:
+def _end_at_once(signum: int, _: object) -> None:
     os.write(2, b"proxima: interrupted.\n")
     os._exit(128 + signum)
 

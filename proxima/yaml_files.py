@@ -15,6 +15,9 @@ MAX_BYTES = 4 * 2**20
 MAX_DEPTH = 50
 MAX_NODES = 200_000
 """Values of a document, those behind an alias counted each time."""
+MAX_DIGITS = 1000
+"""Of a number; PyYAML takes quadratic time for one in base 60, which `1:30:00` is."""
+_OF_NUMBERS = "0123456789abcdefABCDEFx_:+-."
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -47,8 +50,10 @@ def parse_yaml(text: str, *, source: str) -> Any:
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "cannot be parsed"
         raise UsageError(f"{source} is not valid YAML{where}: {problem}.") from None
-    except (ValueError, OverflowError) as error:  # a date that does not exist, a number of 5,000 digits
-        raise UsageError(f"{source} has a value that cannot be read: {error}.") from None
+    except UsageError:
+        raise
+    except Exception as error:  # a date that does not exist; for `!!bool maybe` PyYAML raises a KeyError
+        raise UsageError(f"{source} has a value that cannot be read: {type(error).__name__}: {error}.") from None
 
 
 def _check_limits(text: str, source: str) -> None:
@@ -58,6 +63,8 @@ def _check_limits(text: str, source: str) -> None:
     open_nodes: list[tuple[str | None, int]] = []  # anchor of each open collection, and the count at its start
     for event in yaml.parse(text, Loader=_LOADER):
         if isinstance(event, yaml.AliasEvent):
+            if any(anchor == event.anchor for anchor, _ in open_nodes):
+                raise UsageError(f"{source} has a value that contains itself (*{event.anchor}).")
             nodes += sizes.get(event.anchor, 1)
         elif isinstance(event, yaml.CollectionStartEvent):
             open_nodes.append((event.anchor, nodes))
@@ -67,6 +74,8 @@ def _check_limits(text: str, source: str) -> None:
             sizes[anchor] = nodes - before
         elif isinstance(event, yaml.ScalarEvent):
             nodes += 1
+            if len(event.value) > MAX_DIGITS and not event.value.strip(_OF_NUMBERS):
+                raise UsageError(f"{source} has a number that cannot be read: of more than {MAX_DIGITS:,} digits.")
         if len(open_nodes) > MAX_DEPTH:
             raise UsageError(f"{source} nests deeper than {MAX_DEPTH} levels.")
         if nodes > MAX_NODES:

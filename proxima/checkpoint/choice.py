@@ -84,11 +84,13 @@ def prune(run_dir: Path, *, keep: int) -> None:
 
 
 def make_room(run_dir: Path) -> bool:
-    """Delete the oldest checkpoint of a run, but the best only for want of another; False if there is none to spare."""
+    """Delete the oldest checkpoint of a run, but never the newest or the best; False if there is none to spare."""
     paths = list_checkpoints(run_dir)
-    if len(paths) < 2:
+    best = _best(paths)
+    spare = [path for path in paths[:-1] if path != best]
+    if not spare:
         return False
-    delete(paths[1] if paths[0] == _best(paths) and len(paths) > 2 else paths[0])
+    delete(spare[0])
     return True
 
 

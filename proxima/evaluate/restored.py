@@ -65,7 +65,7 @@ def _restore(folder: Path) -> Restored:
     _check_layers(config, state)
     with torch.device("meta"):  # shapes alone, so that absurd ones cost no memory
         expected = make_policy(spec, quick).state_dict()
-    _check_state(state, expected)
+    check_weights(state, expected)
     with torch.random.fork_rng(devices=[]):
         policy = make_policy(spec, quick)
     policy.load_state_dict(state)
@@ -91,7 +91,7 @@ def _check_layers(config: Config, state: Any) -> None:
         raise ValueError(f"agent.pt has {len(state)} tensors for {layers} layers")
 
 
-def _check_state(state: dict[Any, Any], expected: dict[str, Any]) -> None:
+def check_weights(state: Any, expected: dict[str, Any]) -> None:
     """The weights are those that the policy has, in shape and dtype, stored in full, and finite."""
     for name in expected.keys() ^ state.keys():
         raise ValueError(f"agent.pt {'lacks' if name in expected else 'has an unknown'} {name!r}")

@@ -102,7 +102,15 @@ def _table(metrics: Mapping[str, float]) -> Table:
 
 def make_console(*, quiet: bool = False) -> Console:
     """Where progress goes: standard error, so that standard output stays free for results."""
-    return Console(file=sys.stderr, soft_wrap=True, markup=False, highlight=False, quiet=quiet)
+    return _RunConsole(file=sys.stderr, soft_wrap=True, markup=False, highlight=False, quiet=quiet)
+
+
+class _RunConsole(Console):
+    """Shows nothing more once nobody reads it (`proxima train 2>&1 | head`); Rich would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        """Stay quiet from now on."""
+        self.quiet = True
 
 
 def log_handler(console: Console) -> logging.Handler:

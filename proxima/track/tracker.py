@@ -7,6 +7,7 @@ from typing import Protocol
 
 from rich.console import Console
 
+from proxima.errors import UsageError
 from proxima.sections import TrackOptions
 from proxima.track.json_lines import METRICS_FILE, JsonLines
 from proxima.track.progress import ProgressDisplay
@@ -66,10 +67,19 @@ def make_tracker(
 
     Raises:
         OSError: the run folder cannot be written.
+        UsageError: TensorBoard is installed but cannot be imported.
     """
     writers: list[Writer] = [JsonLines(run_dir)]
     if options.tensorboard:
-        writers.append(TensorBoard(run_dir, config=config))
+        try:
+            writers.append(TensorBoard(run_dir, config=config))
+        except OSError:
+            raise
+        except Exception as error:  # often a protobuf of another version
+            raise UsageError(
+                f"TensorBoard cannot be imported ({type(error).__name__}: {str(error)[:200]!r}): install it again, or "
+                "give --no-tensorboard."
+            ) from error
     writers.append(ProgressDisplay(options, total_steps=total_steps, first_step=first_step, console=console))
     return Tracker(writers)
 

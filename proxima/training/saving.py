@@ -11,6 +11,7 @@ import torch
 from proxima import checkpoint
 from proxima.config import Config, config_from_dict
 from proxima.envs.action_hold import Hold
+from proxima.evaluate.restored import check_weights
 from proxima.training.examiner import passed
 from proxima.training.seeding import stream_seed
 
@@ -23,6 +24,7 @@ Boundary = dict[str, Any]
 """All that a checkpoint of one iteration boundary holds: `iteration`, `files` and `metadata`."""
 _LAST_SAVE_PAUSES = (0.2, 0.5, 1.0, 2.0)  # seconds
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_FULL_DISK_PAUSE = 0.3  # seconds
 
 
 def snapshot(trainer: "Trainer") -> Boundary | None:
@@ -58,7 +60,9 @@ def restore(trainer: "Trainer", path: Path) -> None:
         return checkpoint.read(path, name) if name in metadata["checksums"] else None
 
     config, algorithm, source = trainer.config, trainer.algorithm, trainer.source
-    trainer.policy.load_state_dict(checkpoint.read(path, "agent.pt"))
+    weights = checkpoint.read(path, "agent.pt")
+    check_weights(weights, trainer.policy.state_dict())
+    trainer.policy.load_state_dict(weights)
     trainer.iteration = state["iteration"]
     trainer.examiner.set_state(state["examiner"])
     seed = stream_seed(config.run.seed + trainer.iteration, "resumed envs") % 2**31
@@ -109,13 +113,22 @@ class Saver:
         return self.last
 
     def _write(self, boundary: Boundary) -> None:
+        """Write a checkpoint. On a disk that stays full, it takes the place of the oldest that can be spared."""
+        is_patient = True
         while True:
             try:
                 self.last = checkpoint.save(self._run_dir, name=self._config.name, **boundary)
                 break
-            except OSError as error:  # a full disk may have room for the newest in place of the oldest
-                if error.errno not in _NO_ROOM or not checkpoint.make_room(self._run_dir):
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
                     raise
+                if is_patient:  # a disk that is full for a moment is no reason to delete anything
+                    is_patient = False
+                    time.sleep(_FULL_DISK_PAUSE)
+                elif not checkpoint.make_room(self._run_dir):
+                    raise
+                else:
+                    is_patient = True
         self.iteration = boundary["iteration"]
         checkpoint.prune(self._run_dir, keep=self._config.checkpoint.keep_checkpoints)
 

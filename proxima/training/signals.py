@@ -13,7 +13,7 @@ from proxima.errors import StopRequest
 # Of people and of schedulers; a second one of these ends the process at once.
 _URGENT = ("SIGINT", "SIGTERM")
 # A closed terminal; Slurm's and others' warnings that the time is nearly over.
-_OTHERS = ("SIGHUP", "SIGUSR1", "SIGXCPU")
+_OTHERS = ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 _SIGNALS = [getattr(signal, name) for name in (*_URGENT, *_OTHERS) if hasattr(signal, name)]
 
 
@@ -34,8 +34,8 @@ class StopSignals:
     """While entered, the first signal is noted, and raises `Interrupted` in the main thread once it is to be heard.
 
     It is heard from `hear` to `defer`, and not inside `shield`, which raises at its end. A second SIGINT or SIGTERM
-    ends the process at once. A signal that the process was started to ignore (`nohup`) is still ignored, Ctrl-C apart.
-    In other threads than the main one Python gets no signals, and this does nothing.
+    ends the process at once. SIGHUP, SIGUSR1 and SIGXCPU are left alone where they are ignored (`nohup`) or the calling
+    program has a handler of its own. In other threads than the main one Python gets no signals, and this does nothing.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class StopSignals:
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
-                if signal.getsignal(number) is not signal.SIG_IGN or number.name in _URGENT:
+                if number.name in _URGENT or signal.getsignal(number) is signal.SIG_DFL:
                     self._previous[number] = signal.signal(number, self._handle)
         return self
 

@@ -1,5 +1,6 @@
 """The training loop. Everything else is called from here, and nothing here knows how it is done."""
 
+import contextlib
 import logging
 import signal
 import time
@@ -222,10 +223,11 @@ class Trainer:
         for notice in self.notices:
             log.warning(notice)
         parameters = sum(p.numel() for p in self.policy.parameters())
-        self.console.print(
-            f"{self.config.env.env} on {self.source.text()}{parameters:,} parameters, {self.parts.device}, "
-            f"{self.machine_use()}, run {self.run_dir}"
-        )
+        with contextlib.suppress(OSError):  # standard error on a full disk, or a pipe that nobody reads any more
+            self.console.print(
+                f"{self.config.env.env} on {self.source.text()}{parameters:,} parameters, {self.parts.device}, "
+                f"{self.machine_use()}, run {self.run_dir}"
+            )
 
     def machine_use(self) -> str:
         """Threads of each phase, and what is to be compiled, in a few words."""

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from proxima.config import TrackOptions
+from proxima.errors import UsageError
 from proxima.track import append_file
 from proxima.track.json_lines import METRICS_FILE, JsonLines
 from proxima.track.progress import ProgressDisplay, summary
@@ -191,3 +193,9 @@ def test_tensorboard_has_groups_one_point_per_evaluation_and_the_config(tmp_path
 )
 def test_tags(metric: str, expected: str) -> None:
     assert tag(metric) == expected
+
+
+def test_a_tensorboard_that_cannot_be_imported_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
+    with pytest.raises(UsageError, match="--no-tensorboard"):
+        make_tracker(tmp_path, TrackOptions(), config="", total_steps=1, first_step=0, console=Console())

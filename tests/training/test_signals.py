@@ -15,6 +15,7 @@ from proxima.config import load_config
 from proxima.errors import ProximaError
 from proxima.track.tracker import Tracker
 from proxima.training import trainer as trainer_module
+from proxima.training.signals import StopSignals
 from proxima.training.trainer import Trainer
 from tests.training.runs import SMALL, flags, metrics, start, wait_for_checkpoint
 
@@ -203,3 +204,15 @@ def test_any_error_leaves_the_last_boundary_on_disk(monkeypatch: pytest.MonkeyPa
     with pytest.raises(RuntimeError, match="out of memory"):
         trainer.run()
     assert checkpoint.read_metadata(checkpoint.find(trainer.run_dir))["iteration"] == 3
+
+
+def test_a_handler_of_the_calling_program_is_kept() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: heard.append(number))
+    try:
+        with StopSignals() as signals:
+            signals.hear()
+            os.kill(os.getpid(), signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert heard == [signal.SIGUSR1]
