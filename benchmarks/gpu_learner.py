@@ -14,8 +14,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from proxima.algo.epochs import Epochs
-from proxima.algo.ppo import STEP_METRICS, Learner
+from proxima.algo.ppo import PPOLearner
 from proxima.config import load_config
 from proxima.data.rollout import Rollout
 from proxima.nets.actor_critic import ActorCritic
@@ -37,7 +36,7 @@ WORKS = {
 }
 
 
-def make(obs: ObsSpec, action: ActionSpec, options: dict, way: str) -> tuple[Learner, Rollout]:
+def make(obs: ObsSpec, action: ActionSpec, options: dict, way: str) -> tuple[PPOLearner, Rollout]:
     config = load_config(None, options | {"compile": "off" if way == "eager" else "on", "device": "cuda"})
     device = torch.device("cuda")
     torch.manual_seed(0)
@@ -46,27 +45,27 @@ def make(obs: ObsSpec, action: ActionSpec, options: dict, way: str) -> tuple[Lea
     shape = (steps + 1, envs, *obs.shape)
     seen = torch.randint(0, 256, shape, dtype=torch.uint8) if obs.dtype == "uint8" else torch.randn(shape)
     first = {"obs": seen[0].to(device)}
-    rollout = Rollout(num_steps=steps, num_envs=envs, obs=first, action=policy.act(first)[0], device=device)
+    rollout = Rollout(num_steps=steps, num_envs=envs, obs=first, action=policy.act(first).action, device=device)
     rollout.obs["obs"].copy_(seen)
     rollout.reward.copy_(torch.randn(steps, envs))
     for t in range(steps):
         noise = torch.randn(envs, policy.noise_size).to(device)
-        rollout.action[t] = policy.act({"obs": rollout.obs["obs"][t]}, noise)[0]
-    learner = Learner(policy, config, device=device, seed=1)
+        rollout.action[t] = policy.act({"obs": rollout.obs["obs"][t]}, noise).action
+    learner = PPOLearner(policy, config, device=device, seed=1)
     if way == "compiled":
-        step = torch.compile(learner._step, fullgraph=True, dynamic=False)
-        learner._epochs = Epochs(step, num_metrics=len(STEP_METRICS), device=device, compiled=False)
+        learner.give_up_compiling()
+        learner._epochs._step = torch.compile(learner._step, fullgraph=True, dynamic=False)
     return learner, rollout
 
 
-def measure(learner: Learner, rollout: Rollout) -> tuple[float, float, torch.Tensor]:
+def measure(learner: PPOLearner, rollout: Rollout) -> tuple[float, float, torch.Tensor]:
     """Seconds of the first update and of the best of five more, and the weights after the first."""
     times: list[float] = []
     for i in range(6):
         batch = learner.prepare(rollout)
         torch.cuda.synchronize()
         start = time.perf_counter()
-        learner.update(batch, rollout)
+        learner.update(batch)
         torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
         if i == 0:
@@ -74,13 +73,13 @@ def measure(learner: Learner, rollout: Rollout) -> tuple[float, float, torch.Ten
     return times[0], min(times[1:]), weights
 
 
-def epochs_without_waiting(learner: Learner, rollout: Rollout) -> None:
+def epochs_without_waiting(learner: PPOLearner, rollout: Rollout) -> None:
     batch = learner.prepare(rollout)
-    order = torch.randperm(rollout.num_sequences, device="cuda").view(learner.config.num_minibatches, -1)
+    order = torch.randperm(learner.layout.num_sequences, device="cuda").view(learner.config.num_minibatches, -1)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        learner._epochs(learner.state, learner.learning_rate, batch.obs, batch.data(), order)
+        learner.run_epoch(batch.rows, order)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

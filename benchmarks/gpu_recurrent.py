@@ -3,8 +3,8 @@
     python benchmarks/gpu_recurrent.py
 
 The stand-in for a quadruped of configs/phase1_monolithic.yaml (51 + 132 inputs, 12 actions), 4096 worlds x 24 steps,
-GRU 256, 5 epochs x 4 minibatches of 1024 sequences. Nothing in the update, and no step of the collection, may make the
-host wait for the device; what a whole rollout asks at its end does not grow with its length.
+GRU 256, 5 epochs x 4 minibatches of 1024 sequences. Nothing in the update may make the host wait for the device; a
+rollout asks once in 16 steps how many episodes have ended, and some things at its end.
 """
 
 import sys
@@ -29,7 +29,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "eager (cuDNN)": {"compile": "off"},
     "CUDA graph": {"compile": "on"},
     "CUDA graph, LSTM": {"compile": "on", "memory": "lstm"},
-    "CUDA graph, a memory each": {"compile": "on", "share_trunk": "off"},
+    "CUDA graph, a GRU each": {"compile": "on", "share_trunk": "off"},
     "CUDA graph, bf16": {"compile": "on", "precision": "bf16"},
 }
 
@@ -51,9 +51,9 @@ def measure(trainer: Trainer, rounds: int = 6) -> dict[str, float]:
     """Milliseconds of each part, the best of the rounds after the first."""
     times: dict[str, list[float]] = {"collect": [], "prepare": [], "update": []}
     for _ in range(rounds):
-        collect, rollout = seconds(trainer.collector.collect)
+        collect, rollout = seconds(trainer.source.collect)
         prepare, batch = seconds(trainer.algorithm.learner.prepare, rollout)
-        update, _ = seconds(trainer.algorithm.learner.update, batch, rollout)
+        update, _ = seconds(trainer.algorithm.learner.update, batch)
         trainer.policy.normalizer.update(rollout.step_obs())
         for name, value in zip(times, (collect, prepare, update), strict=True):
             times[name].append(1e3 * value)
@@ -63,12 +63,12 @@ def measure(trainer: Trainer, rounds: int = 6) -> dict[str, float]:
 def waits(num_steps: int) -> int:
     """How often the host waits for the device while a rollout is collected."""
     trainer = build(compile="off", num_steps=num_steps)
-    trainer.collector.collect()
+    trainer.source.collect()
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            trainer.collector.collect()
+            trainer.source.collect()
     finally:
         torch.cuda.set_sync_debug_mode("default")
     return sum("synchroniz" in str(warning.message) for warning in caught)
@@ -87,7 +87,7 @@ def main() -> int:
         found = measure(trainer)
         if options["compile"] == "on":
             assert trainer.algorithm.learner.compiled, "the compiler did not work"
-            epochs_without_waiting(trainer.algorithm.learner, trainer.collector.rollout)
+            epochs_without_waiting(trainer.algorithm.learner, trainer.source.rollout)
         total = found["collect"] + found["prepare"] + found["update"]
         rate = trainer.config.rollout_size / total * 1e3
         print(

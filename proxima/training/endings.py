@@ -49,13 +49,14 @@ class EndingBuffer:
 
     def add(self, t: int, step: Step, final_obs: Obs, state: Tensor | None) -> None:
         """Take in what a step says about the episodes that may have ended in it."""
-        env = torch.arange(len(step.terminated), device=step.terminated.device)
-        rows = _rows(step, as_stored(final_obs), state) | {"env": env, "time": torch.full_like(env, t)}
-        capacity = self._steps * len(env)
+        ended, envs = step.ended, len(step.terminated)
+        capacity = self._steps * envs
+        if not self._buffer:
+            self._env = torch.arange(envs, device=ended.device)
+            self._count = torch.zeros((), dtype=torch.long, device=ended.device)
+        rows = _rows(step, as_stored(final_obs), state) | {"place": self._env + t * envs}
         if not self._buffer:
             self._buffer = tree_map(lambda x: x.new_zeros(capacity + 1, *x.shape[1:]), rows)
-            self._count = torch.zeros((), dtype=torch.long, device=env.device)
-        ended = step.ended
         row = torch.where(ended, self._count + ended.cumsum(0) - 1, capacity)
         tree_map(lambda kept, x: kept.index_copy_(0, row, x), self._buffer, rows)
         self._count += ended.sum()
@@ -69,7 +70,9 @@ class EndingBuffer:
         taken, self._taken = self._taken, []
         if not taken:
             return None
-        return _made(tree_map(lambda *parts: torch.cat(parts), taken[0], *taken[1:]))
+        rows = tree_map(lambda *parts: torch.cat(parts), taken[0], *taken[1:])
+        place, envs = rows.pop("place"), len(self._env)
+        return _made(rows | {"time": place // envs, "env": place % envs})
 
     def _empty(self) -> None:
         if self._since and (count := int(self._count)):
