@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from proxima.envs.base import VecEnv
 from proxima.envs.catalog import (
     OURS,
     atari_obstacle,
@@ -21,7 +20,8 @@ from proxima.envs.catalog import (
     version,
 )
 from proxima.envs.checks import check_count, check_env_kwargs
-from proxima.envs.env_group import Wrapper
+from proxima.envs.contract import VecEnv
+from proxima.envs.gymnasium.env_group import Wrapper
 from proxima.errors import UsageError
 
 __all__ = ["MODES", "EnvListing", "batch_refusal", "find_spec", "list_envs", "make_env", "nearest_id"]
@@ -61,9 +61,9 @@ def batch_refusal(env_id: str, env_kwargs: Mapping[str, Any] | None) -> str | No
     # Asked for MuJoCo's own envs alone: no other needs MuJoCo, which may be missing or broken.
     if not is_mujoco(spec):
         return f"{env_id} is not one of Gymnasium's MuJoCo tasks"
-    if obstacle := import_obstacle("mujoco") or import_obstacle("proxima.envs.mujoco_batch"):
+    if obstacle := import_obstacle("mujoco") or import_obstacle("proxima.envs.mujoco.env"):
         return obstacle
-    from proxima.envs.mujoco_batch import why_not
+    from proxima.envs.mujoco.registry import why_not
 
     return why_not(env_id, env_kwargs)
 
@@ -72,7 +72,7 @@ def tensor_task(env_id: str) -> "type[TensorVecEnv] | None":
     """The class that runs one of our own tasks on tensors, None for any other id."""
     if not env_id.startswith(f"{OURS}/"):
         return None
-    from proxima.envs.tensor_tasks import TASKS
+    from proxima.envs.toys.tensor_tasks import TASKS
 
     return TASKS.get(env_id)
 
@@ -147,7 +147,7 @@ def make_env(
             except TypeError as error:
                 raise UsageError(f"cannot build env {spec.id!r}: {error}") from error
         if refusal is None:
-            from proxima.envs.mujoco_batch import MujocoBatchEnv
+            from proxima.envs.mujoco.env import MujocoBatchEnv
 
             return MujocoBatchEnv(
                 spec.id,
@@ -160,7 +160,7 @@ def make_env(
         if mode == "batch":
             raise UsageError(f"env {spec.id!r} cannot run in batch mode: {refusal}; use sync or async")
 
-    from proxima.envs.gym_vec import MAX_FAILURES, SyncVecEnv
+    from proxima.envs.gymnasium.sync_vec import MAX_FAILURES, SyncVecEnv
 
     common: dict[str, Any] = {
         "num_envs": num_envs,
@@ -171,7 +171,7 @@ def make_env(
         "max_failures": MAX_FAILURES if max_failures is None else max_failures,
     }
     if mode == "async" or (mode == "auto" and num_envs > 1 and is_emulator(spec)):
-        from proxima.envs.async_vec import AsyncVecEnv
+        from proxima.envs.gymnasium.async_vec import AsyncVecEnv
 
         return AsyncVecEnv(env_id, num_workers=num_workers, step_timeout=step_timeout, **common)
     return SyncVecEnv(env_id, **common)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from proxima.envs.action_hold import Holder
-from proxima.envs.base import Episodes, Obs, Step, VecEnv
+from proxima.envs.contract import Episodes, Obs, Step, VecEnv
 from proxima.errors import UsageError
 
 World = dict[str, Tensor]

@@ -9,7 +9,7 @@ import torch
 
 from proxima.algo.schedules import scheduled
 from proxima.config import Config
-from proxima.envs.base import VecEnv
+from proxima.envs.contract import VecEnv
 from proxima.nets.make import Agent
 from proxima.training.collector import Collector
 from proxima.training.setup import Threads

@@ -13,7 +13,7 @@ from proxima.compiling import is_toolchain_failure, report_failure
 from proxima.data.frames import newest
 from proxima.data.generators import restore_generator
 from proxima.data.rollout import Rollout, as_stored
-from proxima.envs.base import Step, VecEnv
+from proxima.envs.contract import Step, VecEnv
 from proxima.errors import NonFiniteError, UsageError
 from proxima.nets.make import Agent
 from proxima.training.actor import Actor, Record, Rows, compile_actor

@@ -8,7 +8,7 @@ import torch
 from proxima.algo.dqn import DQNLearner
 from proxima.config import Config
 from proxima.data.replay import Replay
-from proxima.envs.base import VecEnv
+from proxima.envs.contract import VecEnv
 from proxima.nets.q_network import QNetwork
 from proxima.nets.spec import Spec
 from proxima.training import setup

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from proxima.data.rollout import as_stored
-from proxima.envs.base import Obs, Step
+from proxima.envs.contract import Obs, Step
 
 
 @dataclass

@@ -7,7 +7,7 @@ import torch
 
 from proxima.algo.ppo import Learner
 from proxima.config import Config
-from proxima.envs.base import VecEnv
+from proxima.envs.contract import VecEnv
 from proxima.nets.spec import Spec
 from proxima.training import setup
 from proxima.training.algorithm import Algorithm

@@ -13,8 +13,8 @@ from proxima import checkpoint
 from proxima.compiling import freeze_garbage, process_settings_kept
 from proxima.config import Config, config_from_dict, load_config
 from proxima.envs.action_hold import Hold
-from proxima.envs.base import ExactState
-from proxima.envs.snapshot import NotPlain
+from proxima.envs.contract import ExactState
+from proxima.envs.gymnasium.snapshot import NotPlain
 from proxima.errors import ProximaError, UsageError
 from proxima.evaluate.restored import restore_policy
 from proxima.machine import keep_freed_memory

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from proxima.envs.mujoco_batch.base import NormalVelocityStart, Rows, Task
-from proxima.envs.mujoco_batch.physics import Array, Physics
+from proxima.envs.mujoco.physics import Array, Physics
+from proxima.envs.mujoco.task import NormalVelocityStart, Rows, Task
 
 
 class InvertedPendulum(Task):

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator
 
-from proxima.envs.mujoco_batch.base import ALL, Rows, Task, squared_sum
-from proxima.envs.mujoco_batch.physics import Array, Physics
+from proxima.envs.mujoco.physics import Array, Physics
+from proxima.envs.mujoco.task import ALL, Rows, Task, squared_sum
 
 
 class Reacher(Task):

@@ -4,9 +4,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from proxima.envs.mujoco_batch.base import NormalVelocityStart, Rows, Task, squared_sum
-from proxima.envs.mujoco_batch.locomotion import Locomotion, between
-from proxima.envs.mujoco_batch.physics import Array, Physics
+from proxima.envs.mujoco.locomotion import Locomotion, between
+from proxima.envs.mujoco.physics import Array, Physics
+from proxima.envs.mujoco.task import NormalVelocityStart, Rows, Task, squared_sum
 
 FORCE = 6
 """Numbers a body in `cfrc_ext` and `cvel`: a torque and a force, or a rotation and a translation."""

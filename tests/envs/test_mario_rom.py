@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from proxima.envs.mario import rom
+from proxima.envs.games.mario import rom
 from proxima.errors import UsageError
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from proxima.envs.pixels import PixelEnv
-from proxima.envs.plain import Plain
+from proxima.envs.games.pixels import PixelEnv
+from proxima.envs.gymnasium.plain import Plain
 from proxima.errors import UsageError
 
 _SIZE = 84

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.envs.base import ExactState, Step
-from proxima.envs.mujoco_batch import MujocoBatchEnv, can_serve, served_ids, why_not
-from proxima.envs.mujoco_batch.env import available_cores
-from proxima.envs.mujoco_batch.physics import ContactForcePhysics, Physics
+from proxima.envs.contract import ExactState, Step
+from proxima.envs.mujoco.env import MujocoBatchEnv, available_cores
+from proxima.envs.mujoco.physics import ContactForcePhysics, Physics
+from proxima.envs.mujoco.registry import can_serve, served_ids, why_not
 from proxima.errors import EnvFailure, UsageError
 
 NAMES = [

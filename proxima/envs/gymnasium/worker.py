@@ -1,4 +1,4 @@
-"""A worker process of async mode, run as `python -m proxima.envs.worker FD`, and the few bytes it speaks.
+"""A worker process of async mode, run as `python -m proxima.envs.gymnasium.worker FD`, and the few bytes it speaks.
 
 Observations, actions and rewards go through shared memory; the socket carries one byte a step each way. Nothing here
 imports torch: a worker starts in a fraction of a second and takes little memory.
@@ -82,8 +82,8 @@ def _build(sock: socket.socket) -> Any:
     # Here and not above: the signals are already ignored when these take their time.
     import cloudpickle  # type: ignore[import-untyped]
 
-    from proxima.envs.env_group import EnvGroup
-    from proxima.envs.spaces import map_buffers
+    from proxima.envs.gymnasium.env_group import EnvGroup
+    from proxima.envs.gymnasium.spaces import map_buffers
     from proxima.errors import UsageError
 
     order = pickle.loads(receive_frame(sock))
@@ -149,7 +149,7 @@ def _serve(sock: socket.socket) -> None:
 
 def _set_state(group: Any, arguments: dict[str, Any]) -> str | None:
     """Put states back; None, or why they do not fit."""
-    from proxima.envs.snapshot import NotPlain
+    from proxima.envs.gymnasium.snapshot import NotPlain
 
     try:
         group.set_state(**arguments)

@@ -7,7 +7,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from proxima.envs.base import Obs
+from proxima.envs.contract import Obs
 from proxima.envs.tensor_env import SingleEnv, TensorVecEnv, World
 from proxima.errors import UsageError
 

@@ -4,8 +4,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from proxima.envs.mujoco_batch.base import ALL, NormalVelocityStart, Rows, Task, squared_sum
-from proxima.envs.mujoco_batch.physics import Array, Physics
+from proxima.envs.mujoco.physics import Array, Physics
+from proxima.envs.mujoco.task import ALL, NormalVelocityStart, Rows, Task, squared_sum
 
 
 class Locomotion(Task):

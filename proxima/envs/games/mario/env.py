@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from proxima.envs.mario import game
-from proxima.envs.mario.emulator import Nes, mask
-from proxima.envs.mario.rom import load_rom
-from proxima.envs.pixels import PixelEnv
-from proxima.envs.plain import Plain
+from proxima.envs.games.mario import game
+from proxima.envs.games.mario.emulator import Nes, mask
+from proxima.envs.games.mario.rom import load_rom
+from proxima.envs.games.pixels import PixelEnv
+from proxima.envs.gymnasium.plain import Plain
 from proxima.errors import UsageError
 
 _RIGHT_ONLY = ((), ("right",), ("right", "A"), ("right", "B"), ("right", "A", "B"))

@@ -11,9 +11,9 @@ import torch
 import toy_envs
 from gymnasium import spaces
 
-from proxima.envs.gym_vec import SyncVecEnv
-from proxima.envs.spaces import ActionLayout, ObservationLayout, layout_of
-from proxima.envs.step_values import reported_number
+from proxima.envs.gymnasium.spaces import ActionLayout, ObservationLayout, layout_of
+from proxima.envs.gymnasium.step_values import reported_number
+from proxima.envs.gymnasium.sync_vec import SyncVecEnv
 from proxima.errors import EnvFailure, UsageError
 
 

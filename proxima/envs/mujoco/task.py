@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.random import Generator
 
-from proxima.envs.mujoco_batch.physics import Array, Physics
+from proxima.envs.mujoco.physics import Array, Physics
 
 ALL = slice(None)
 Rows = Array | slice

@@ -16,11 +16,11 @@ from numpy.random import Generator
 from torch import Tensor
 
 from proxima.envs.action_hold import Holder
-from proxima.envs.base import Episodes, Obs, Step, VecEnv
 from proxima.envs.checks import check_count, check_seed
-from proxima.envs.mujoco_batch.base import ALL
-from proxima.envs.mujoco_batch.physics import Array, ContactForcePhysics, Physics
-from proxima.envs.mujoco_batch.tasks import make_template
+from proxima.envs.contract import Episodes, Obs, Step, VecEnv
+from proxima.envs.mujoco.physics import Array, ContactForcePhysics, Physics
+from proxima.envs.mujoco.registry import make_template
+from proxima.envs.mujoco.task import ALL
 from proxima.errors import UsageError
 from proxima.machine import available_cores
 

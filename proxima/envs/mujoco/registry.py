@@ -10,12 +10,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from proxima.envs.mujoco_batch.arms import Pusher, Reacher
-from proxima.envs.mujoco_batch.base import Task
-from proxima.envs.mujoco_batch.contact_bodies import Ant, Humanoid, HumanoidStandup
-from proxima.envs.mujoco_batch.locomotion import HalfCheetah, Hopper, Swimmer, Walker2d
-from proxima.envs.mujoco_batch.pendulums import InvertedDoublePendulum, InvertedPendulum
-from proxima.envs.mujoco_warnings import model_warnings
+from proxima.envs.mujoco.arms import Pusher, Reacher
+from proxima.envs.mujoco.contact_bodies import Ant, Humanoid, HumanoidStandup
+from proxima.envs.mujoco.locomotion import HalfCheetah, Hopper, Swimmer, Walker2d
+from proxima.envs.mujoco.model_warnings import model_warnings
+from proxima.envs.mujoco.pendulums import InvertedDoublePendulum, InvertedPendulum
+from proxima.envs.mujoco.task import Task
 from proxima.errors import UsageError
 
 # By Gymnasium's entry point, so that an id re-registered for another class is not taken for Gymnasium's own.

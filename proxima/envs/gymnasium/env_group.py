@@ -23,13 +23,13 @@ from gymnasium.envs.registration import EnvSpec
 from proxima.envs.action_hold import repeat
 from proxima.envs.catalog import find_spec, with_kwargs
 from proxima.envs.checks import check_count
-from proxima.envs.env_errors import asks_to_stop, env_errors_ignored, first_line
-from proxima.envs.exactness_trial import why_inexact
-from proxima.envs.mujoco_warnings import model_warnings
-from proxima.envs.plain import Plain
-from proxima.envs.snapshot import NotPlain, Snapshot, time_limit
-from proxima.envs.spaces import Buffers, Layout, layout_of
-from proxima.envs.step_values import read_flag, read_info, read_reward, reported_number, reported_success
+from proxima.envs.gymnasium.env_errors import asks_to_stop, env_errors_ignored, first_line
+from proxima.envs.gymnasium.exactness_trial import why_inexact
+from proxima.envs.gymnasium.plain import Plain
+from proxima.envs.gymnasium.snapshot import NotPlain, Snapshot, time_limit
+from proxima.envs.gymnasium.spaces import Buffers, Layout, layout_of
+from proxima.envs.gymnasium.step_values import read_flag, read_info, read_reward, reported_number, reported_success
+from proxima.envs.mujoco.model_warnings import model_warnings
 from proxima.errors import EnvFailure, UsageError
 
 Wrapper = Callable[[gym.Env], gym.Env]

@@ -22,7 +22,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
-from proxima.envs.plain import Plain
+from proxima.envs.gymnasium.plain import Plain
 
 # Never part of the state: what the env was made from, what it draws with, code.
 _CONSTANT_TYPES = (EnvSpec, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, type)

@@ -13,8 +13,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from proxima.envs.plain import Plain
-from proxima.envs.spaces import StackedBox
+from proxima.envs.gymnasium.plain import Plain
+from proxima.envs.gymnasium.spaces import StackedBox
 from proxima.errors import UsageError
 
 GREY = (77, 150, 29)

@@ -11,9 +11,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from proxima.envs.env_errors import asks_to_stop, env_errors_ignored, first_line
-from proxima.envs.snapshot import Snapshot
-from proxima.envs.step_values import read_flag, read_reward
+from proxima.envs.gymnasium.env_errors import asks_to_stop, env_errors_ignored, first_line
+from proxima.envs.gymnasium.snapshot import Snapshot
+from proxima.envs.gymnasium.step_values import read_flag, read_reward
 
 TRIAL_SECONDS = 20.0
 """For everything but building the envs and resetting them for the first time."""

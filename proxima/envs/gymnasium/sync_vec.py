@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from proxima.envs.action_hold import Holder
-from proxima.envs.base import Episodes, Obs, Step, VecEnv
 from proxima.envs.checks import check_count, check_seed
-from proxima.envs.env_group import EnvGroup, Failure, Recipe, Wrapper
-from proxima.envs.plain import Plain, pack, unpack
-from proxima.envs.spaces import Buffers, Layout, buffer_bytes, map_buffers
+from proxima.envs.contract import Episodes, Obs, Step, VecEnv
+from proxima.envs.gymnasium.env_group import EnvGroup, Failure, Recipe, Wrapper
+from proxima.envs.gymnasium.plain import Plain, pack, unpack
+from proxima.envs.gymnasium.spaces import Buffers, Layout, buffer_bytes, map_buffers
 from proxima.errors import EnvFailure
 
 logger = logging.getLogger("proxima")

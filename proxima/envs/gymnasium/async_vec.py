@@ -18,15 +18,15 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from proxima.envs import worker as wire
 from proxima.envs.checks import check_count
-from proxima.envs.env_group import Recipe, Wrapper, restart_seed
-from proxima.envs.exactness_trial import TRIAL_SECONDS
-from proxima.envs.gym_vec import MAX_FAILURES, GymVecEnv, logger
-from proxima.envs.plain import Plain
-from proxima.envs.snapshot import NotPlain
-from proxima.envs.spaces import Layout, buffer_bytes, map_buffers
-from proxima.envs.worker_handle import BUILD_SECONDS, Worker, WorkerDied
+from proxima.envs.gymnasium import worker as wire
+from proxima.envs.gymnasium.env_group import Recipe, Wrapper, restart_seed
+from proxima.envs.gymnasium.exactness_trial import TRIAL_SECONDS
+from proxima.envs.gymnasium.plain import Plain
+from proxima.envs.gymnasium.snapshot import NotPlain
+from proxima.envs.gymnasium.spaces import Layout, buffer_bytes, map_buffers
+from proxima.envs.gymnasium.sync_vec import MAX_FAILURES, GymVecEnv, logger
+from proxima.envs.gymnasium.worker_handle import BUILD_SECONDS, Worker, WorkerDied
 from proxima.errors import EnvFailure, UsageError
 from proxima.machine import available_cores
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from proxima.envs import worker as wire
+from proxima.envs.gymnasium import worker as wire
 
 logger = logging.getLogger("proxima")
 
@@ -60,7 +60,7 @@ class Worker:
         path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "proxima.envs.worker", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "proxima.envs.gymnasium.worker", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
