@@ -28,19 +28,24 @@ _SHORTEST_BEGINNING = 5
 
 OURS = "proxima"
 """Namespace of the ids that are registered here."""
-for _name, _steps, _entry_point in (
-    ("SyntheticQuadruped-v0", 1000, "toys.tensor_tasks:single"),
-    ("Recall-v0", None, "toys.tensor_tasks:single"),
-    ("CartPoleHidden-v1", 500, "toys.hidden_velocity:cart_pole"),
-    ("PendulumHidden-v1", 200, "toys.hidden_velocity:pendulum"),
-    ("PixelCatch-v0", None, "toys.pixel_catch:PixelCatch"),
-):
+TENSOR_WORLDS = {
+    f"{OURS}/SyntheticQuadruped-v0": "proxima.envs.toys.quadruped:SyntheticQuadruped",
+    f"{OURS}/Recall-v0": "proxima.envs.toys.recall:Recall",
+}
+"""Worlds of ours on tensors: the class that runs all envs at once. `single` makes one env of it for Gymnasium."""
+for _id in TENSOR_WORLDS:
     gym.register(
-        f"{OURS}/{_name}",
-        f"proxima.envs.{_entry_point}",
-        max_episode_steps=_steps,
-        kwargs={"env_id": f"{OURS}/{_name}"} if "tensor" in _entry_point else {},
+        _id,
+        "proxima.envs.tensor_env:single",
+        max_episode_steps=1000 if "Quadruped" in _id else None,
+        kwargs={"env_id": _id},
     )
+for _name, _steps, _entry_point in (
+    ("CartPoleHidden-v1", 500, "hidden_velocity:cart_pole"),
+    ("PendulumHidden-v1", 200, "hidden_velocity:pendulum"),
+    ("PixelCatch-v0", None, "pixel_catch:PixelCatch"),
+):
+    gym.register(f"{OURS}/{_name}", f"proxima.envs.toys.{_entry_point}", max_episode_steps=_steps)
 
 _MARIO = "proxima.envs.games.mario.env:MarioEnv"
 gym.register(f"{OURS}/SuperMarioBros-v0", _MARIO)

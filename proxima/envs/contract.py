@@ -47,7 +47,12 @@ class Step:
     duration: Tensor | None = None
     """[N] int64: env steps for which the action was held; None means 1 everywhere."""
     aux: dict[str, Tensor] = field(default_factory=dict)
-    """Tensors for a second learner."""
+    """Targets and inputs for a second learner, `[N, ...]` each; empty unless the world has some.
+
+    Keys, shapes and dtypes are the same in every step. A row describes the transition that this step took (the last
+    env step of a held action), so where an episode ended it belongs to the ended episode, as `reward` does and `obs`
+    does not. It is not part of the env's state: whoever needs it later stores it.
+    """
 
     @property
     def ended(self) -> Tensor:

@@ -3,10 +3,12 @@
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+from gymnasium.envs.registration import load_env_creator
 
 from proxima.envs.catalog import (
-    OURS,
+    TENSOR_WORLDS,
     atari_obstacle,
     base_name,
     find_spec,
@@ -53,7 +55,7 @@ class EnvListing:
 
 def batch_refusal(env_id: str, env_kwargs: Mapping[str, Any] | None) -> str | None:
     """Why the batch back end cannot serve an env, None where it can."""
-    if tensor_task(env_id):
+    if env_id in TENSOR_WORLDS:
         return None
     spec = find_spec(env_id)
     if is_emulator(spec):
@@ -68,13 +70,10 @@ def batch_refusal(env_id: str, env_kwargs: Mapping[str, Any] | None) -> str | No
     return why_not(env_id, env_kwargs)
 
 
-def tensor_task(env_id: str) -> "type[TensorVecEnv] | None":
-    """The class that runs one of our own tasks on tensors, None for any other id."""
-    if not env_id.startswith(f"{OURS}/"):
-        return None
-    from proxima.envs.toys.tensor_tasks import TASKS
-
-    return TASKS.get(env_id)
+def tensor_world(env_id: str) -> "type[TensorVecEnv] | None":
+    """The class of one of our own worlds on tensors, None for any other id."""
+    path = TENSOR_WORLDS.get(env_id)
+    return None if path is None else cast("type[TensorVecEnv]", load_env_creator(path))
 
 
 def make_env(
@@ -134,10 +133,10 @@ def make_env(
         raise UsageError(f"env {spec.id!r} needs MuJoCo: {missing}")
     if mode in ("auto", "batch"):
         refusal = "wrappers only run in sync and async mode" if wrappers else batch_refusal(spec.id, env_kwargs)
-        task = None if refusal else tensor_task(spec.id)
-        if task is not None:
+        world = None if refusal else tensor_world(spec.id)
+        if world is not None:
             try:
-                return task(
+                return world(
                     **(env_kwargs or {}),
                     num_envs=num_envs,
                     device=device,

@@ -192,7 +192,7 @@ def test_state_goes_on_exactly(env_id: str) -> None:
     resumed = make()
     assert isinstance(resumed, ExactState)
     state = torch.load(buffer, weights_only=True)
-    assert torch.equal(resumed.set_state(state)["obs"], state["obs"])
+    assert torch.equal(resumed.set_state(state)["obs"], state["world"]["obs"])
     assert torch.equal(resumed.step(actions[17]).obs["obs"], obs_before)
     assert record(resumed, actions[18:]) == expected
 

@@ -1,4 +1,4 @@
-"""Small worlds of our own on tensors: a stand-in for a quadruped, and a task that only a memory solves."""
+"""A stand-in for a quadruped on terrain: its spaces and a reward that can be learnt, without physics."""
 
 from typing import Any
 
@@ -8,8 +8,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from proxima.envs.contract import Obs
-from proxima.envs.tensor_env import SingleEnv, TensorVecEnv, World
-from proxima.errors import UsageError
+from proxima.envs.tensor_env import TensorVecEnv, World
 
 JOINTS, SCANDOTS = 12, 132
 
@@ -29,7 +28,7 @@ class SyntheticQuadruped(TensorVecEnv):
         self.action_space = spaces.Box(-1.0, 1.0, (JOINTS,))
         self._side = torch.tensor([1.0, -1.0], device=self.device).repeat(JOINTS // 2)
 
-    def _begin(self) -> World:
+    def _first(self) -> World:
         drawn = 2.0 * self.random(3 + 2 * JOINTS + SCANDOTS) - 1.0
         commands, joint, terrain = drawn[:, :3], 0.1 * drawn[:, 3 : 3 + JOINTS], 0.1 * drawn[:, 3 + 2 * JOINTS :]
         zeros = torch.zeros_like(joint)
@@ -44,7 +43,7 @@ class SyntheticQuadruped(TensorVecEnv):
             "terrain": terrain,
         }
 
-    def _advance(self, world: World, action: Tensor) -> tuple[World, Tensor, Tensor]:
+    def _next(self, world: World, action: Tensor) -> tuple[World, Tensor, Tensor]:
         joint = torch.lerp(world["joint"], action, 0.3)
         drive = joint.tanh().unflatten(-1, (3, 4)).mean(-1)  # [N, 3]
         slope = world["terrain"].mean(-1, keepdim=True)
@@ -66,9 +65,9 @@ class SyntheticQuadruped(TensorVecEnv):
         effort = (action - world["action"]).square().sum(-1)
         return after, (-4.0 * error).exp() - 0.01 * effort, (tilt.abs() > 1.0).any(-1)
 
-    def _observe(self, world: World) -> Obs:
+    def _observation(self, world: World) -> Obs:
         feet = (world["joint"][:, 2::3] < 0.0).float()
-        phase = 0.02 * self._length[:, None].float()
+        phase = 0.02 * self.episode_length[:, None].float()
         names = ("tilt", "tilt_rate", "joint", "joint_velocity", "action")
         parts = [*(world[name] for name in names), feet, phase.sin(), phase.cos()]
         return {
@@ -76,51 +75,3 @@ class SyntheticQuadruped(TensorVecEnv):
             "scandots": world["terrain"],
             "commands": world["commands"],
         }
-
-
-class Recall(TensorVecEnv):
-    """A sign is shown once, then `delay` random ones; at the end the first decides which of two actions pays 1.
-
-    The observation is the sign, whether it is the one to remember, and whether the answer is due.
-    """
-
-    def __init__(self, *, delay: int = 32, **options: Any) -> None:
-        if delay < 0:
-            raise UsageError(f"delay is {delay}, but it must be >= 0.")
-        super().__init__(**options)
-        self.delay = delay
-        self.observation_space = spaces.Dict({"obs": spaces.Box(-1.0, 1.0, (3,))})
-        self.action_space = spaces.Discrete(2)
-
-    def _begin(self) -> World:
-        sign = self._sign()
-        return {"cue": sign, "sign": sign}
-
-    def _advance(self, world: World, action: Tensor) -> tuple[World, Tensor, Tensor]:
-        over = self._length == self.delay + 2
-        reward = (over & (action == (world["cue"] > 0))).double()
-        return {"cue": world["cue"], "sign": self._sign()}, reward, over
-
-    def _observe(self, world: World) -> Obs:
-        due = self._length == self.delay + 1
-        columns = [torch.where(due, 0.0, world["sign"]), (self._length == 0).float(), due.float()]
-        return {"obs": torch.stack(columns, -1)}
-
-    def _sign(self) -> Tensor:
-        return torch.where(self.random(1)[:, 0] < 0.5, -1.0, 1.0)
-
-
-TASKS: dict[str, type[TensorVecEnv]] = {
-    "proxima/SyntheticQuadruped-v0": SyntheticQuadruped,
-    "proxima/Recall-v0": Recall,
-}
-
-
-def single(env_id: str, *, render_mode: str | None = None, **options: Any) -> SingleEnv:
-    """One env of a task, for Gymnasium. There is nothing to draw."""
-    if render_mode is not None:
-        raise UsageError(
-            f"env {env_id!r} has no picture: it can be evaluated, but neither recorded nor shown. Leave out --record, "
-            "--render and render_mode."
-        )
-    return SingleEnv(TASKS[env_id](**options))
