@@ -31,7 +31,8 @@ class TensorVecEnv(EpisodicVecEnv):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         zeros = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
-        self._seeds, self._episode = zeros.clone(), zeros.clone()
+        self._set_seeds(zeros)
+        self._episode = zeros.clone()
         self._world: World = {}
 
     @abstractmethod
@@ -48,15 +49,19 @@ class TensorVecEnv(EpisodicVecEnv):
 
     def random(self, count: int) -> Tensor:
         """`[N, count]` float32, uniform in [0, 1): a hash of seed, episode, step and column."""
-        key = _hash(_hash(_hash(self._seeds) + self._episode) + self.episode_length)
+        key = _hash(_hash(self._hashed_seeds + self._episode) + self.episode_length)
         column = torch.arange(1, count + 1, device=self.device)
         return (_hash(key[:, None] + 0x9E3779B9 * column) >> 8).float() * 2.0**-24
 
     def _seed(self, seed: int | None) -> None:
         """Without a seed all are 0: a world on tensors has no other source of randomness."""
         if seed is not None:
-            self._seeds.copy_(seed + torch.arange(self.num_envs))
+            self._set_seeds(seed + torch.arange(self.num_envs))
             self._episode.fill_(-1)
+
+    def _set_seeds(self, seeds: Tensor) -> None:
+        self._seeds = seeds.to(self.device)
+        self._hashed_seeds = _hash(self._seeds)
 
     def _start(self, started: Tensor) -> None:
         self._episode += started
@@ -76,7 +81,7 @@ class TensorVecEnv(EpisodicVecEnv):
         return {"seed": self._seeds.clone(), "episode": self._episode.clone(), "state": state}
 
     def _set_world(self, state: dict[str, Any]) -> Obs:
-        self._seeds.copy_(state["seed"])
+        self._set_seeds(state["seed"])
         self._episode.copy_(state["episode"])
         self._world = {name: x.to(self.device) for name, x in state["state"].items()}
         return self._observe()
