@@ -22,7 +22,7 @@ _DEAD_ENTRY_POINTS = ("_raise_mujoco_py_error", "_raise_shimmy_error")
 # Gymnasium's functional envs need JAX and are shown nowhere else either.
 _FUNCTIONAL_NAMESPACES = ("phys2d", "tabular")
 
-# Of a mistyped id and the one that is proposed for it, as difflib counts: 1 is the same.
+# Similarity of a mistyped id and the one proposed for it, as difflib computes it: 1 is identical.
 _LEAST_LIKENESS = 0.75
 _SHORTEST_BEGINNING = 5
 

@@ -13,30 +13,30 @@ from torch import Tensor, device
 from proxima.envs.action_hold import Hold, Holder
 
 Obs = dict[str, Tensor]
-"""One tensor `[N, *shape]` a key, in the env's own dtype (float64 for MuJoCo, uint8 for images)."""
+"""One tensor `[N, *shape]` per key, in the env's own dtype (float64 for MuJoCo, uint8 for images)."""
 
 
 @dataclass(slots=True)
 class Episodes:
-    """Undiscounted return and length of the episodes that ended in a step, whole `[N]` tensors: no gather, no sync.
+    """Undiscounted return and length of the episodes that ended in a step.
 
-    Only the rows where `Step.ended` is true count; the others are arbitrary.
+    Whole `[N]` tensors, so that nothing is gathered or synchronised. Rows where `Step.ended` is false are arbitrary.
     """
 
     return_: Tensor  # [N] float64
     length: Tensor  # [N] int64, in env steps
-    success: Tensor | None = None  # [N] float64: 1 or 0 as the env reports it, NaN where it does not
-    info: dict[str, Tensor] = field(default_factory=dict)  # [N] float64 each: the env's own numbers, NaN where untold
+    success: Tensor | None = None  # [N] float64: 1 or 0 as the env reports it, NaN if it does not
+    info: dict[str, Tensor] = field(default_factory=dict)  # [N] float64 each, NaN if the env did not report it
 
 
 @dataclass(slots=True)
 class Step:
-    """What one vector step gave. The tensors may be reused by the next call: read or copy them before it."""
+    """Result of one vector step. The next call may reuse the tensors: read or copy them before it."""
 
     obs: Obs
     """What the policy acts on next. Where an episode ended, this is already the next episode's first observation."""
     reward: Tensor
-    """[N] float64; of a held action, `sum gamma^i r_i` over its steps, with the gamma of the env's `hold`."""
+    """[N] float64; for a held action `sum gamma^i r_i` over its steps, with the gamma of the env's `hold`."""
     terminated: Tensor
     """[N] bool: the task itself ended; the future is worth nothing."""
     truncated: Tensor
@@ -70,9 +70,9 @@ class VecEnv(ABC):
     """Of one env: Box, Discrete, MultiDiscrete or MultiBinary."""
     device: device
     step_seconds: float | None
-    """Simulated seconds of one env step, None where the env has no notion of time."""
+    """Simulated seconds per env step, None if the env has no notion of time."""
     episode_info: tuple[str, ...] = ()
-    """Names of the numbers that the env itself reports of every finished episode; the keys of `Episodes.info`."""
+    """Names of the numbers that the env reports for every finished episode: the keys of `Episodes.info`."""
     holder: Holder
 
     @property
@@ -90,7 +90,7 @@ class VecEnv(ABC):
 
     @abstractmethod
     def step(self, action: Tensor) -> Step:
-        """Apply one action an env, held for as long as `hold` says; where an episode ends, the hold ends too.
+        """Apply one action per env, held for as long as `hold` says; where an episode ends, the hold ends too.
 
         Box: float32 `[N, A]`, A the flattened size, in the env's own units, within the bounds; Discrete: int64 `[N]`
         counted from 0; MultiDiscrete and MultiBinary: int64 `[N, A]`, counted from 0.
@@ -101,7 +101,7 @@ class VecEnv(ABC):
         """Free processes and memory. Calling it twice is harmless."""
 
     def why_inexact(self) -> str | None:
-        """Why a resume from `get_state` would not be exact; None where it is."""
+        """Why a resume from `get_state` would not be exact; None if it is."""
         return None if isinstance(self, ExactState) else "its state cannot be taken"
 
     def counters(self) -> dict[str, int]:
@@ -111,14 +111,14 @@ class VecEnv(ABC):
 
 @runtime_checkable
 class ExactState(Protocol):
-    """A vector env whose whole state can be taken and put back: a resume on it is bit-exact.
+    """A vector env whose whole state can be saved and restored: a resume on it is bit-exact.
 
     The state is made of dicts, lists, tensors, numbers, strings and bytes only, and holds everything: physics,
-    generators, step counters, episode statistics in flight and the last observation.
+    generators, step counters, statistics of the unfinished episodes and the last observation.
     """
 
     def get_state(self) -> dict[str, Any] | None:
-        """Everything needed to go on exactly, copied; None where that cannot be had just now."""
+        """Everything needed to go on exactly, copied; None if it cannot be had just now."""
 
     def set_state(self, state: dict[str, Any]) -> dict[str, Tensor]:
-        """Put a state back and return the observation that the policy acts on next."""
+        """Restore a state and return the observation that the policy acts on next."""

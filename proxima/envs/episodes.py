@@ -275,4 +275,4 @@ class EpisodicVecEnv(VecEnv):
         raise UsageError(f"a state with {', '.join(sorted(state))} is not one of {self.name}")
 
     def close(self) -> None:
-        """Free processes and memory, of which there are none unless the world has some."""
+        """Nothing to free, unless the world says otherwise."""

@@ -40,8 +40,8 @@ class TensorVecEnv(EpisodicVecEnv):
         """State at the start of an episode, for every env."""
 
     @abstractmethod
-    def _next(self, world: World, action: Tensor) -> tuple[World, Tensor, Tensor]:
-        """State after a step, the reward `[N]`, and `[N]` bool where the task itself ended the episode."""
+    def _next(self, world: World, action: Tensor) -> tuple[World, Tensor, Tensor | None]:
+        """State after a step, reward `[N]`, and `[N]` bool where the task ended the episode (None if it never does)."""
 
     @abstractmethod
     def _observation(self, world: World) -> Obs:
@@ -68,7 +68,7 @@ class TensorVecEnv(EpisodicVecEnv):
         first = self._first()
         self._world = _where(started, first, self._world or first)
 
-    def _advance(self, action: Tensor, moving: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _advance(self, action: Tensor, moving: Tensor | None) -> tuple[Tensor, Tensor | None]:
         world, reward, terminated = self._next(self._world, action)
         self._world = world if moving is None else _where(moving, world, self._world)
         return reward.double(), terminated

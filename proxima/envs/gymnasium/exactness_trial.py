@@ -1,7 +1,7 @@
-"""A trial whether an env's state, put into another object of it, goes on exactly there.
+"""Tests whether an env continues exactly after its state was restored into another object.
 
-It runs on two envs of its own at the start of a run. Whatever these do, short of ending the process, makes for an
-answer and never for an exception. No torch here: worker processes import this file.
+It runs on two envs of its own at the start of a run. Whatever these do, short of ending the process, the
+result is an answer and never an exception. No torch here: worker processes import this file.
 """
 
 import time
@@ -18,7 +18,7 @@ from proxima.envs.gymnasium.step_values import read_flag, read_reward
 TRIAL_SECONDS = 20.0
 """For everything but building the envs and resetting them for the first time."""
 _STEPS = 40
-_SHARE_BEFORE_COPY = 0.4  # of the time: an env of a second a step still gets to be compared
+_SHARE_BEFORE_COPY = 0.4  # of the time: an env that takes a second per step can still be compared
 
 
 class _OutOfTime(Exception):

@@ -2,7 +2,7 @@
 
 Three ways. *Its own*: an env with `get_state()` and `set_state(state)` is taken at its word, and only its wrappers are
 looked into. *Attributes*: where every attribute of the env and its wrappers is data (numbers, text, arrays, generators,
-MuJoCo's `MjData`, containers of them, objects with nothing else in them), they are the state. *Replay*: an env of other
+MuJoCo's `MjData`, containers and objects of these), they are the state. *Replay*: an env of other
 kinds (Box2D, most games) is brought back by its generator as it was before the reset, and the episode's actions.
 Whether the way that applies is exact for an env is tried at the start of a run, by `exactness_trial.py`.
 
@@ -41,7 +41,7 @@ class NotPlain(Exception):
 
 
 class Snapshot:
-    """Takes and restores the state of one env; told of every reset and step, since a replay needs them."""
+    """Saves and restores the state of one env; it follows every reset and step, since a replay needs them."""
 
     def __init__(self, env: gym.Env):
         self.env = env
@@ -247,8 +247,8 @@ _MJDATA_NAMES: dict[int, list[str]] = {}
 def _mjdata_arrays(data: Any) -> list[np.ndarray]:
     """Views of the arrays of an MjData whose size the model fixes: the integration state, and what is derived from it.
 
-    Gymnasium reads derived fields, which lag the coordinates by a substep, so they cannot be computed anew. Contacts
-    and constraints, whose sizes vary, are computed anew by each step before anything reads them.
+    Gymnasium reads derived fields, which lag the coordinates by a substep, so they cannot be recomputed. Contacts
+    and constraints, whose sizes vary, are recomputed by each step before anything reads them.
     """
     import mujoco
 

@@ -30,8 +30,8 @@ class FlatBox(spaces.Box):
 class StackedBox(spaces.Box):
     """The Box of the last `frames` images, oldest first along the channels `[frames * C, H, W]`.
 
-    Where an episode begins, its first image stands in for those before it. Whoever stores such observations may so
-    keep each image once.
+    At the start of an episode the first image is repeated. A buffer may therefore store each image once and rebuild
+    the stacks.
     """
 
     def __init__(self, image: spaces.Box, frames: int) -> None:
@@ -213,7 +213,7 @@ class Buffers:
     restarts: np.ndarray  # [N] int64: how often the env has been replaced since its last seeded reset
     failures: np.ndarray  # [N] int64: failures in a row, without one good step between
     success: np.ndarray  # [N] float64: of the episode that just ended, as the env reports it, or NaN
-    info: np.ndarray  # [N, K] float64: what the env declares worth keeping of that episode, NaN where it is not told
+    info: np.ndarray  # [N, K] float64: the env's `episode_info` of that episode, NaN if not reported
 
     def rows(self, start: int, stop: int) -> "Buffers":
         """The same arrays, seen from env `start` to `stop`."""

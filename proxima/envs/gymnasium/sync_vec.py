@@ -98,7 +98,7 @@ class GymVecEnv(VecEnv):
         return self._obs[self._bank]
 
     def step(self, action: Tensor) -> Step:
-        """Apply one action an env, for as long as it is held; see `VecEnv.step` for its form."""
+        """Apply one action per env, for as long as it is held; see `VecEnv.step` for its form."""
         self._check_open()
         if not self._started:
             raise RuntimeError("step() before the first reset()")
@@ -127,7 +127,7 @@ class GymVecEnv(VecEnv):
         )
 
     def get_state(self) -> dict[str, Any] | None:
-        """Everything needed to go on exactly, as far as `why_inexact` allows; None where an env cannot be captured."""
+        """Everything needed to go on, as exactly as `why_inexact` says; None if the state of an env cannot be saved."""
         states = self._get_env_states()
         if not isinstance(states, list):
             if states is not None and states != self._obstacle:
@@ -145,7 +145,7 @@ class GymVecEnv(VecEnv):
         }
 
     def set_state(self, state: dict[str, Any]) -> Obs:
-        """Put a state back and return the observation that the policy acts on next."""
+        """Restore a state and return the observation that the policy acts on next."""
         self._check_open()
         self._base_seed, self._restarts, self._started = state["base_seed"], state["restarts"], True
         self.holder.set_state(state["hold"])
@@ -157,13 +157,13 @@ class GymVecEnv(VecEnv):
         return self._obs[self._bank]
 
     def why_inexact(self) -> str | None:
-        """Tried on two envs of their own, once."""
+        """Tested once, on two envs made for that."""
         if not self._tried:
             self._tried, self._obstacle = True, self._why_inexact()
         return self._obstacle
 
     def _statistics(self) -> dict[str, np.ndarray]:
-        """What is kept beside the envs: episodes in flight and failures."""
+        """What is kept beside the envs: statistics of unfinished episodes, and failures."""
         return {
             "ended": self._ended,
             "return": self._return,

@@ -1,6 +1,6 @@
-"""A worker process of async mode, run as `python -m proxima.envs.gymnasium.worker FD`, and the few bytes it speaks.
+"""A worker process of async mode, run as `python -m proxima.envs.gymnasium.worker FD`, and its protocol.
 
-Observations, actions and rewards go through shared memory; the socket carries one byte a step each way. Nothing here
+Observations, actions and rewards go through shared memory; the socket carries one byte per step each way. Nothing here
 imports torch: a worker starts in a fraction of a second and takes little memory.
 """
 

@@ -55,7 +55,7 @@ class Ant(NormalVelocityStart, Locomotion):
         return self.contact_weight * squared_sum(np.clip(self.raw_forces, *self.force_range))
 
     def observation(self, rows: Rows) -> tuple[Array, ...]:
-        """Positions, velocities and, if told, clipped contact forces."""
+        """Positions, velocities and, optionally, clipped contact forces."""
         parts = super().observation(rows)
         if self.first_force is None or self.raw_forces is None:
             return parts
@@ -80,7 +80,7 @@ class HumanoidBody(Task):
 
     @classmethod
     def needs_contact_forces(cls, template: Any) -> bool:
-        """Observed unless told otherwise, and in most versions a cost."""
+        """Observed by default, and in most versions a cost."""
         return observes(template, "cfrc_ext") or contact_weight(template) != 0
 
     def contact_sum(self) -> Array | float:

@@ -1,6 +1,6 @@
 """The vector env that runs Gymnasium's MuJoCo tasks on batched physics, bit for bit as Gymnasium would.
 
-Not here: the tasks' arithmetic, and the physics.
+Not here: the tasks' arithmetic, the physics, and what an episode is (`episodes.py`).
 """
 
 import json

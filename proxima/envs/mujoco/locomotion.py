@@ -12,7 +12,7 @@ class Locomotion(Task):
     """Forward speed, plus a bonus for staying healthy, less the cost of the controls and of contacts."""
 
     hidden: ClassVar[int] = 1
-    """Leading position coordinates that the observation leaves out unless told otherwise."""
+    """Leading position coordinates that the observation leaves out by default."""
 
     def __init__(self, template: Any, physics: Physics) -> None:
         super().__init__(template, physics)

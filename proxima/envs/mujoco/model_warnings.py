@@ -1,4 +1,4 @@
-"""What MuJoCo says while Gymnasium loads a model, kept out of the user's folder and screen."""
+"""Keeps MuJoCo's warnings about Gymnasium's model files off the screen and out of the working folder."""
 
 import warnings
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 def model_warnings() -> Iterator[None]:
     """Hand MuJoCo's warnings to Python, or it prints them and writes them to a file in the working folder.
 
-    Those of deprecation are dropped: they are about Gymnasium's model files, which the user cannot mend.
+    Deprecation warnings are dropped: the user cannot change Gymnasium's model files.
     """
     import mujoco
 

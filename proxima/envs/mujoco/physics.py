@@ -1,6 +1,6 @@
 """Physics of N copies of one MuJoCo model, so that a task sees only whole `[N, ...]` arrays.
 
-Not here: what is observed or rewarded (the task files), and when an episode ends (`env.py`).
+Not here: what is observed or rewarded (the task files), and when an episode ends (`episodes.py`).
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from proxima.errors import EnvFailure
 Array = NDArray[Any]
 STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 FEW = 16
-"""Up to so many simulations, one after the other is faster than to wake the batch's threads."""
+"""Up to this many simulations, one after the other is faster than to wake the batch's threads."""
 
 
 class Physics:
@@ -47,7 +47,7 @@ class Physics:
             raise failure(error.ids, self._batch.error(int(error.ids[0]))) from error
 
     def reset(self, ids: Array, qpos: Array, qvel: Array) -> None:
-        """Start the simulations `ids` (sorted) afresh from the given positions and velocities."""
+        """Start the simulations `ids` (sorted) again from the given positions and velocities."""
         self._batch.state[ids] = self._blank
         self.qpos[ids] = qpos
         self.qvel[ids] = qvel
@@ -74,7 +74,7 @@ class ContactForcePhysics(Physics):
 
     Gymnasium calls `mj_rnePostConstraint` after each step, which `mujoco.batch` does not offer. `mj_step` gives up the
     interpreter lock, and takes long enough for the models concerned that what remains in Python costs a few percent.
-    The batch only keeps the state rows; as inside it, there is one MjData a thread, which stays in the core's cache.
+    The batch only keeps the state rows; as inside it, there is one MjData per thread, which stays in the core's cache.
     """
 
     def __init__(self, model: mujoco.MjModel, *, num_envs: int, num_threads: int, nstep: int) -> None:
@@ -108,7 +108,7 @@ class ContactForcePhysics(Physics):
         self._each(range(self._num_envs) if ids is None else ids.tolist(), advance)
 
     def reset(self, ids: Array, qpos: Array, qvel: Array) -> None:
-        """Start the simulations `ids` (sorted) afresh from the given positions and velocities."""
+        """Start the simulations `ids` (sorted) again from the given positions and velocities."""
         self.qpos[ids] = qpos
         self.qvel[ids] = qvel
 

@@ -1,4 +1,4 @@
-"""Which of Gymnasium's environments run on the batch physics, and the one env of its own that says how."""
+"""Which of Gymnasium's envs run on the batch physics, and the Gymnasium env that their parameters are read from."""
 
 import difflib
 import importlib
@@ -64,7 +64,7 @@ def served_ids() -> list[str]:
 
 
 def make_template(env_id: str, env_kwargs: Mapping[str, Any] | None) -> tuple[Any, type[Task]]:
-    """One env of Gymnasium's own class, unwrapped, made with the user's arguments; and the task that stands for it."""
+    """One env of Gymnasium's own class, unwrapped, made with the user's arguments; and its task here."""
     reason = why_not(env_id, env_kwargs)
     if reason is not None:
         raise UsageError(f"no batch physics for {env_id}: {reason}")

@@ -1,4 +1,4 @@
-"""Gymnasium's classic tasks with the velocities left out of what is seen: a memory has to make them up."""
+"""Gymnasium's classic tasks with hidden velocities: a policy needs recurrence, or a stack, to infer them."""
 
 from typing import Any
 

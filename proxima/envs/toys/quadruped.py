@@ -14,10 +14,10 @@ JOINTS, SCANDOTS = 12, 132
 
 
 class SyntheticQuadruped(TensorVecEnv):
-    """The spaces of a quadruped on terrain, without its physics: 48 + 132 + 3 numbers in, 12 joint targets out.
+    """The spaces of a quadruped on terrain, without its physics: 48 + 132 + 3 observations, 12 joint targets.
 
     Joints follow their targets with a lag. Four of them move it forwards, four sideways and four turn it, uphill more
-    slowly; unequal sides tip it over. It is paid for moving as commanded, and its velocity is not observed.
+    slowly; unequal sides tip it over. The reward is for moving as commanded; the velocity is not observed.
     """
 
     def __init__(self, **options: Any) -> None:
