@@ -63,7 +63,7 @@ import gymnasium as gym
 from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
-from proxima.envs.pixel_catch import PixelCatch
+from proxima.envs.toys.pixel_catch import PixelCatch
 work = json.loads(sys.argv[1])
 torch.set_num_threads(int(sys.argv[2]))
 class Clock(BaseCallback):
@@ -88,8 +88,8 @@ import numpy as np
 what, seconds = sys.argv[1], float(sys.argv[2])
 rng = np.random.default_rng(0)
 if what == "core":
-    from proxima.envs.mario.emulator import Nes, mask
-    from proxima.envs.mario.rom import load_rom
+    from proxima.envs.games.mario.emulator import Nes, mask
+    from proxima.envs.games.mario.rom import load_rom
     nes, right = Nes(load_rom()), mask("right", "B")
     def step():
         for _ in range(4):

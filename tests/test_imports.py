@@ -82,7 +82,7 @@ def loaded(statement: str) -> set[str]:
 
 
 def test_workers_and_help_do_not_pay_for_torch() -> None:
-    assert "torch" not in loaded("import proxima.envs.worker")
+    assert "torch" not in loaded("import proxima.envs.gymnasium.worker")
     assert "torch" not in loaded("import proxima.cli")
 
 

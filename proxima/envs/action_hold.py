@@ -1,7 +1,7 @@
-"""Held actions: for how many env steps one decision lasts, how its rewards add up, and a Gymnasium wrapper for it.
+"""Held actions: for how many env steps an action is repeated, how its rewards add up, and a Gymnasium wrapper.
 
-Every vector env of Proxima holds actions by itself, told by its `hold`; the wrapper is for everybody else. Why the
-rewards are discounted within a hold is in `docs/action-hold.md`. No torch here: worker processes import this file.
+Proxima's vector envs hold actions themselves, as their `hold` says; the wrapper is for other libraries. Why rewards
+are discounted within a hold is in `docs/action-hold.md`. No torch here: worker processes import this file.
 """
 
 import copy
@@ -25,7 +25,7 @@ _STREAM = 0x401D  # keeps the durations' generator apart from those of the envs,
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A decision lasts `low` to `high` env steps, drawn uniformly for each env and decision; 1 and 1 is no hold.
+    """An action is held for `low` to `high` env steps, drawn uniformly per env and action; 1 and 1 is no hold.
 
     Its reward is `sum gamma^i r_i` over the steps that were taken; gamma 1 is the plain sum.
     """
@@ -47,7 +47,7 @@ class Hold:
 
     @property
     def holds(self) -> bool:
-        """Whether any action lasts for more than one step."""
+        """Whether any action is held for more than one step."""
         return self.high > 1
 
     @property
@@ -57,7 +57,7 @@ class Hold:
 
     @property
     def mean(self) -> float:
-        """Env steps of a decision on average, if no episode ends in it."""
+        """Mean env steps of an action, if no episode ends in it."""
         return (self.low + self.high) / 2
 
     def text(self) -> str:
@@ -67,7 +67,7 @@ class Hold:
         return f"actions held for {self.low if self.low == self.high else f'{self.low} to {self.high}'} env steps, "
 
     def draw(self, rng: Generator, count: int) -> NDArray[np.int64]:
-        """Durations of the next decision of `count` envs; the generator is touched only where they are random."""
+        """Durations of the next actions of `count` envs; nothing is drawn from the generator if they are fixed."""
         if self.low == self.high:
             return np.full(count, self.low, np.int64)
         return rng.integers(self.low, self.high, count, endpoint=True)
@@ -86,11 +86,11 @@ class Holder:
         self.seed(None)
 
     def seed(self, seed: int | None) -> None:
-        """Start the generator anew, from fresh entropy where the seed is None."""
+        """Seed the generator; None takes fresh entropy."""
         self._rng = np.random.default_rng(None if seed is None else [seed, _STREAM])
 
     def draw(self) -> NDArray[np.int64]:
-        """Durations `[N]` of the next decision of every env."""
+        """Durations `[N]` of the next action of every env."""
         return self.hold.draw(self._rng, self._num_envs)
 
     def get_state(self) -> dict[str, Any]:
@@ -108,8 +108,8 @@ def steps_of(seconds: float, step_seconds: float) -> int:
     return max(1, math.floor(seconds / step_seconds + 0.5 + 1e-9))
 
 
-class Decision(NamedTuple):
-    """What one held action led to."""
+class HeldStep(NamedTuple):
+    """Outcome of one held action."""
 
     obs: Any
     reward: float
@@ -121,12 +121,12 @@ class Decision(NamedTuple):
     total: float
     """The undiscounted sum."""
     duration: int
-    """Steps that were taken: fewer than asked for where the episode ended."""
+    """Steps taken: fewer than asked for if the episode ended."""
 
 
 def repeat(
     step: Callable[[], tuple[Any, SupportsFloat, bool, bool, Mapping[str, Any]]], hold: int, gamma: float
-) -> Decision:
+) -> HeldStep:
     """Call `step` `hold` times, or until the episode ends."""
     obs, first, terminated, truncated, info = step()
     reward = total = float(first)
@@ -137,20 +137,20 @@ def repeat(
         reward += weight * float(one)
         total += float(one)
         duration += 1
-    return Decision(obs, reward, terminated, truncated, info, total, duration)
+    return HeldStep(obs, reward, terminated, truncated, info, total, duration)
 
 
 class ActionHold(gym.Wrapper, RecordConstructorArgs):
     """Holds every action for several steps of the env, for use with any library.
 
-    The reward of `step` is `sum gamma^i r_i` over the steps taken, and `info` tells what an exact algorithm needs:
+    The reward of `step` is `sum gamma^i r_i` over the steps taken, and `info` has what an exact algorithm needs:
     `info["duration"]`, the steps taken, so that the next value is worth `gamma ** duration`; and
     `info["undiscounted_reward"]`, their plain sum. A step in which the episode ends is the last one of its hold.
     Proxima's own vector envs need no wrapper: they have `hold`.
 
     Args:
-        env: Any env. A time limit inside it counts its steps, one outside it counts decisions.
-        steps: How many steps, or a pair (low, high) to draw from at every decision with the env's generator. It may be
+        env: Any env. A time limit inside it counts its steps, one outside it counts held actions.
+        steps: How many steps, or a pair (low, high) to draw from for every action with the env's generator. It may be
             changed between steps.
         gamma: The discount of one env step; 1 gives the plain sum of rewards.
 
@@ -181,7 +181,7 @@ class ActionHold(gym.Wrapper, RecordConstructorArgs):
         self._hold = Hold(*pair, self.gamma)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """One decision: the action for as long as it lasts."""
+        """Repeat the action for as long as it is held."""
         count = int(self._hold.draw(self.np_random, 1)[0])
         # A copy for each step: an env may write into its action, or keep it.
         done = repeat(lambda: self.env.step(copy.copy(action)), count, self.gamma)

@@ -13,8 +13,8 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
-from proxima.envs.env_errors import asks_to_stop, first_line
-from proxima.envs.mario.rom import VARIABLE, find_rom
+from proxima.envs.games.mario.rom import VARIABLE, find_rom
+from proxima.envs.gymnasium.env_errors import asks_to_stop, first_line
 from proxima.errors import UsageError
 
 # Entry points that only raise: mujoco-py's old ids and the shims for old Gym.
@@ -22,27 +22,32 @@ _DEAD_ENTRY_POINTS = ("_raise_mujoco_py_error", "_raise_shimmy_error")
 # Gymnasium's functional envs need JAX and are shown nowhere else either.
 _FUNCTIONAL_NAMESPACES = ("phys2d", "tabular")
 
-# Of a mistyped id and the one that is proposed for it, as difflib counts: 1 is the same.
+# Similarity of a mistyped id and the one proposed for it, as difflib computes it: 1 is identical.
 _LEAST_LIKENESS = 0.75
 _SHORTEST_BEGINNING = 5
 
 OURS = "proxima"
 """Namespace of the ids that are registered here."""
+TENSOR_WORLDS = {
+    f"{OURS}/SyntheticQuadruped-v0": "proxima.envs.toys.quadruped:SyntheticQuadruped",
+    f"{OURS}/Recall-v0": "proxima.envs.toys.recall:Recall",
+}
+"""Worlds of ours on tensors: the class that runs all envs at once. `single` makes one env of it for Gymnasium."""
+for _id in TENSOR_WORLDS:
+    gym.register(
+        _id,
+        "proxima.envs.tensor_env:single",
+        max_episode_steps=1000 if "Quadruped" in _id else None,
+        kwargs={"env_id": _id},
+    )
 for _name, _steps, _entry_point in (
-    ("SyntheticQuadruped-v0", 1000, "tensor_tasks:single"),
-    ("Recall-v0", None, "tensor_tasks:single"),
-    ("CartPoleHidden-v1", 500, "hidden:cart_pole"),
-    ("PendulumHidden-v1", 200, "hidden:pendulum"),
+    ("CartPoleHidden-v1", 500, "hidden_velocity:cart_pole"),
+    ("PendulumHidden-v1", 200, "hidden_velocity:pendulum"),
     ("PixelCatch-v0", None, "pixel_catch:PixelCatch"),
 ):
-    gym.register(
-        f"{OURS}/{_name}",
-        f"proxima.envs.{_entry_point}",
-        max_episode_steps=_steps,
-        kwargs={"env_id": f"{OURS}/{_name}"} if _entry_point.startswith("tensor") else {},
-    )
+    gym.register(f"{OURS}/{_name}", f"proxima.envs.toys.{_entry_point}", max_episode_steps=_steps)
 
-_MARIO = "proxima.envs.mario.env:MarioEnv"
+_MARIO = "proxima.envs.games.mario.env:MarioEnv"
 gym.register(f"{OURS}/SuperMarioBros-v0", _MARIO)
 for _world in range(1, 9):
     for _stage in range(1, 5):
@@ -52,7 +57,7 @@ for _world in range(1, 9):
 
 ATARI = "ALE"
 """Namespace of the Atari ids, which ale-py registers when it is imported."""
-_ATARI_PACKAGE, _ATARI_ENV, _ATARI_STEPS = "ale_py", "proxima.envs.atari:AtariEnv", 27_000
+_ATARI_PACKAGE, _ATARI_ENV, _ATARI_STEPS = "ale_py", "proxima.envs.games.atari:AtariEnv", 27_000
 INSTALL = {extra: f'pip install "proxima-rl[{extra}]"' for extra in ("mario", "atari")}
 _MAKES_EMULATORS = (_MARIO, _ATARI_ENV)
 

@@ -3,11 +3,12 @@
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from proxima.envs.base import VecEnv
+from gymnasium.envs.registration import load_env_creator
+
 from proxima.envs.catalog import (
-    OURS,
+    TENSOR_WORLDS,
     atari_obstacle,
     base_name,
     find_spec,
@@ -21,7 +22,8 @@ from proxima.envs.catalog import (
     version,
 )
 from proxima.envs.checks import check_count, check_env_kwargs
-from proxima.envs.env_group import Wrapper
+from proxima.envs.contract import VecEnv
+from proxima.envs.gymnasium.env_group import Wrapper
 from proxima.errors import UsageError
 
 __all__ = ["MODES", "EnvListing", "batch_refusal", "find_spec", "list_envs", "make_env", "nearest_id"]
@@ -53,7 +55,7 @@ class EnvListing:
 
 def batch_refusal(env_id: str, env_kwargs: Mapping[str, Any] | None) -> str | None:
     """Why the batch back end cannot serve an env, None where it can."""
-    if tensor_task(env_id):
+    if env_id in TENSOR_WORLDS:
         return None
     spec = find_spec(env_id)
     if is_emulator(spec):
@@ -61,20 +63,17 @@ def batch_refusal(env_id: str, env_kwargs: Mapping[str, Any] | None) -> str | No
     # Asked for MuJoCo's own envs alone: no other needs MuJoCo, which may be missing or broken.
     if not is_mujoco(spec):
         return f"{env_id} is not one of Gymnasium's MuJoCo tasks"
-    if obstacle := import_obstacle("mujoco") or import_obstacle("proxima.envs.mujoco_batch"):
+    if obstacle := import_obstacle("mujoco") or import_obstacle("proxima.envs.mujoco.env"):
         return obstacle
-    from proxima.envs.mujoco_batch import why_not
+    from proxima.envs.mujoco.registry import why_not
 
     return why_not(env_id, env_kwargs)
 
 
-def tensor_task(env_id: str) -> "type[TensorVecEnv] | None":
-    """The class that runs one of our own tasks on tensors, None for any other id."""
-    if not env_id.startswith(f"{OURS}/"):
-        return None
-    from proxima.envs.tensor_tasks import TASKS
-
-    return TASKS.get(env_id)
+def tensor_world(env_id: str) -> "type[TensorVecEnv] | None":
+    """The class of one of our own worlds on tensors, None for any other id."""
+    path = TENSOR_WORLDS.get(env_id)
+    return None if path is None else cast("type[TensorVecEnv]", load_env_creator(path))
 
 
 def make_env(
@@ -134,10 +133,10 @@ def make_env(
         raise UsageError(f"env {spec.id!r} needs MuJoCo: {missing}")
     if mode in ("auto", "batch"):
         refusal = "wrappers only run in sync and async mode" if wrappers else batch_refusal(spec.id, env_kwargs)
-        task = None if refusal else tensor_task(spec.id)
-        if task is not None:
+        world = None if refusal else tensor_world(spec.id)
+        if world is not None:
             try:
-                return task(
+                return world(
                     **(env_kwargs or {}),
                     num_envs=num_envs,
                     device=device,
@@ -147,7 +146,7 @@ def make_env(
             except TypeError as error:
                 raise UsageError(f"cannot build env {spec.id!r}: {error}") from error
         if refusal is None:
-            from proxima.envs.mujoco_batch import MujocoBatchEnv
+            from proxima.envs.mujoco.env import MujocoBatchEnv
 
             return MujocoBatchEnv(
                 spec.id,
@@ -160,7 +159,7 @@ def make_env(
         if mode == "batch":
             raise UsageError(f"env {spec.id!r} cannot run in batch mode: {refusal}; use sync or async")
 
-    from proxima.envs.gym_vec import MAX_FAILURES, SyncVecEnv
+    from proxima.envs.gymnasium.sync_vec import MAX_FAILURES, SyncVecEnv
 
     common: dict[str, Any] = {
         "num_envs": num_envs,
@@ -171,7 +170,7 @@ def make_env(
         "max_failures": MAX_FAILURES if max_failures is None else max_failures,
     }
     if mode == "async" or (mode == "auto" and num_envs > 1 and is_emulator(spec)):
-        from proxima.envs.async_vec import AsyncVecEnv
+        from proxima.envs.gymnasium.async_vec import AsyncVecEnv
 
         return AsyncVecEnv(env_id, num_workers=num_workers, step_timeout=step_timeout, **common)
     return SyncVecEnv(env_id, **common)

@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 from proxima.compiling import process_settings_kept
 from proxima.data.rollout import as_stored
 from proxima.envs.action_hold import Hold
-from proxima.envs.base import Step, VecEnv
+from proxima.envs.contract import Step, VecEnv
 from proxima.envs.make import make_env
 from proxima.errors import UsageError
 from proxima.evaluate.limits import MOST_EPISODES, check_number

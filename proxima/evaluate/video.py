@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from proxima import checkpoint
 from proxima.envs.action_hold import Hold
-from proxima.envs.env_group import ENV_ERRORS, Recipe
-from proxima.envs.spaces import step_seconds
+from proxima.envs.gymnasium.env_group import ENV_ERRORS, Recipe
+from proxima.envs.gymnasium.spaces import step_seconds
 from proxima.errors import UsageError
 from proxima.evaluate.camera import follow, follow_in_window, is_mujoco
 from proxima.evaluate.headless import explain_broken_choice, offscreen, require_display

@@ -17,8 +17,8 @@ from proxima.data.frames import newest
 from proxima.data.generators import restore_generator
 from proxima.data.rollout import Rollout, as_stored
 from proxima.envs.action_hold import Hold
-from proxima.envs.base import ExactState, Step, VecEnv
-from proxima.envs.snapshot import NotPlain
+from proxima.envs.contract import ExactState, Step, VecEnv
+from proxima.envs.gymnasium.snapshot import NotPlain
 from proxima.errors import NonFiniteError, UsageError
 from proxima.nets.policy import Policy
 from proxima.training.actor import Actor, Record, Rows, compile_actor

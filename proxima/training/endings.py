@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from proxima.data.rollout import as_stored
-from proxima.envs.base import Obs, Step
+from proxima.envs.contract import Obs, Step
 
 
 @dataclass

@@ -10,8 +10,8 @@ import torch
 
 from proxima.config import Config
 from proxima.envs.action_hold import Hold
-from proxima.envs.base import VecEnv
-from proxima.envs.env_errors import asks_to_stop, first_line
+from proxima.envs.contract import VecEnv
+from proxima.envs.gymnasium.env_errors import asks_to_stop, first_line
 from proxima.envs.make import make_env
 from proxima.errors import UsageError
 from proxima.evaluate.episodes import MOST_ENVS, Episode, run_episodes

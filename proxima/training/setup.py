@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from proxima.config import Config
-from proxima.envs.base import VecEnv
+from proxima.envs.contract import VecEnv
 from proxima.envs.make import make_env
 from proxima.errors import UsageError
 from proxima.machine import available_cores, physical_memory

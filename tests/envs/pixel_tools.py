@@ -26,7 +26,7 @@ print(digest(env, steps, seed=1))
 
 
 def built(env_id: str, **options: Any) -> gym.Env:
-    from proxima.envs.env_group import Recipe
+    from proxima.envs.gymnasium.env_group import Recipe
 
     return Recipe.of(env_id, env_kwargs=options).build()
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from proxima.envs.action_hold import ActionHold, Hold, steps_of
-from proxima.envs.base import ExactState, VecEnv
+from proxima.envs.contract import ExactState, VecEnv
 from proxima.envs.make import make_env
 from proxima.errors import UsageError
 from tests.envs import toy_envs

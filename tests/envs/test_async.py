@@ -16,8 +16,8 @@ import torch
 import toy_envs
 from gymnasium import spaces
 
-from proxima.envs.async_vec import AsyncVecEnv
-from proxima.envs.base import VecEnv
+from proxima.envs.contract import VecEnv
+from proxima.envs.gymnasium.async_vec import AsyncVecEnv
 from proxima.envs.make import make_env
 from proxima.errors import EnvFailure, UsageError
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from pixel_tools import built, digest, digest_elsewhere, trace
 
-from proxima.envs.async_vec import AsyncVecEnv
 from proxima.envs.catalog import find_spec, live_ids
-from proxima.envs.exactness_trial import why_inexact
+from proxima.envs.gymnasium.async_vec import AsyncVecEnv
+from proxima.envs.gymnasium.exactness_trial import why_inexact
+from proxima.envs.gymnasium.spaces import step_seconds
 from proxima.envs.make import list_envs, make_env
-from proxima.envs.spaces import step_seconds
 from proxima.errors import UsageError
 
 PONG, BREAKOUT = "ALE/Pong-v5", "ALE/Breakout-v5"
@@ -34,7 +34,7 @@ def test_absence_is_one_sentence(monkeypatch: Any) -> None:
 @needs_atari
 def test_ids_are_found_and_listed() -> None:
     spec = find_spec(PONG)
-    assert spec.entry_point == "proxima.envs.atari:AtariEnv" and spec.kwargs["repeat_action_probability"] == 0.25
+    assert spec.entry_point == "proxima.envs.games.atari:AtariEnv" and spec.kwargs["repeat_action_probability"] == 0.25
     assert find_spec("ALE/Pong").id == PONG
     with pytest.raises(UsageError, match=r"did you mean 'ALE/Breakout-v5'"):
         find_spec("ALE/Brekout-v5")

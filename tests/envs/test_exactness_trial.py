@@ -13,10 +13,10 @@ import hostile_envs
 import pytest
 import torch
 
-from proxima.envs import exactness_trial
-from proxima.envs.base import VecEnv
-from proxima.envs.env_group import EnvGroup
-from proxima.envs.exactness_trial import why_inexact
+from proxima.envs.contract import VecEnv
+from proxima.envs.gymnasium import exactness_trial
+from proxima.envs.gymnasium.env_group import EnvGroup
+from proxima.envs.gymnasium.exactness_trial import why_inexact
 from proxima.envs.make import make_env
 from proxima.errors import StopRequest
 
@@ -155,8 +155,8 @@ def test_a_worker_that_died_in_the_trial_is_replaced_before_a_reset_or_a_state(
 
 
 def test_a_trial_that_hangs_is_ended_with_its_worker(opened: list[VecEnv], monkeypatch: Any) -> None:
-    monkeypatch.setattr("proxima.envs.async_vec.TRIAL_SECONDS", 0.0)
-    monkeypatch.setattr("proxima.envs.async_vec.BUILD_SECONDS", 0.5)
+    monkeypatch.setattr("proxima.envs.gymnasium.async_vec.TRIAL_SECONDS", 0.0)
+    monkeypatch.setattr("proxima.envs.gymnasium.async_vec.BUILD_SECONDS", 0.5)
     env = make_env("hostile/Slow-v0", mode="async", step_timeout=0.5, env_kwargs={"seconds": 60.0})
     opened.append(env)
     env.reset(0)
@@ -180,7 +180,7 @@ def test_a_state_that_the_env_cannot_give_is_a_warning(mode: str, opened: list[V
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_state_that_the_env_does_not_take_is_reported(mode: str, opened: list[VecEnv]) -> None:
-    from proxima.envs.snapshot import NotPlain
+    from proxima.envs.gymnasium.snapshot import NotPlain
 
     env = make_env("hostile/BrokenState-v0", mode=mode, env_kwargs={"broken": "set_state"})
     opened.append(env)

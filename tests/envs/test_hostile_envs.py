@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.envs import worker_handle
-from proxima.envs.async_vec import AsyncVecEnv
-from proxima.envs.base import VecEnv
-from proxima.envs.env_group import EnvGroup
-from proxima.envs.gym_vec import SyncVecEnv
+from proxima.envs.contract import VecEnv
+from proxima.envs.gymnasium import worker_handle
+from proxima.envs.gymnasium.async_vec import AsyncVecEnv
+from proxima.envs.gymnasium.env_group import EnvGroup
+from proxima.envs.gymnasium.step_values import read_flag, read_reward, reported_number, reported_success
+from proxima.envs.gymnasium.sync_vec import SyncVecEnv
 from proxima.envs.make import make_env
-from proxima.envs.step_values import read_flag, read_reward, reported_number, reported_success
 from proxima.errors import EnvFailure, StopRequest, UsageError
 
 MODES = ("sync", "async")

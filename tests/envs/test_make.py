@@ -9,15 +9,15 @@ import pytest
 import torch
 import toy_envs  # noqa: F401 (registers the envs)
 
-from proxima.envs.async_vec import AsyncVecEnv
 from proxima.envs.catalog import missing_package
-from proxima.envs.gym_vec import SyncVecEnv
+from proxima.envs.gymnasium.async_vec import AsyncVecEnv
+from proxima.envs.gymnasium.sync_vec import SyncVecEnv
 from proxima.envs.make import list_envs, make_env, nearest_id
 from proxima.errors import UsageError
 
 
 def test_auto_is_batch_where_that_can_serve_and_sync_elsewhere() -> None:
-    from proxima.envs.mujoco_batch import MujocoBatchEnv
+    from proxima.envs.mujoco.env import MujocoBatchEnv
 
     assert isinstance(make_env("HalfCheetah-v5", num_envs=2), MujocoBatchEnv)
     assert isinstance(make_env("CartPole-v1"), SyncVecEnv)

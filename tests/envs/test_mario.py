@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from pixel_tools import built, digest, digest_elsewhere, trace
 
-from proxima.envs.async_vec import AsyncVecEnv
 from proxima.envs.catalog import missing_package
-from proxima.envs.exactness_trial import why_inexact
+from proxima.envs.games.mario import game, rom
+from proxima.envs.games.mario.emulator import mask
+from proxima.envs.games.mario.env import ACTIONS, MarioEnv
+from proxima.envs.gymnasium.async_vec import AsyncVecEnv
+from proxima.envs.gymnasium.exactness_trial import why_inexact
+from proxima.envs.gymnasium.spaces import step_seconds
 from proxima.envs.make import make_env
-from proxima.envs.mario import game, rom
-from proxima.envs.mario.emulator import mask
-from proxima.envs.mario.env import ACTIONS, MarioEnv
-from proxima.envs.spaces import step_seconds
 from proxima.errors import UsageError
 
 STAGE = "proxima/SuperMarioBros-1-1-v0"
@@ -253,8 +253,8 @@ import os, sys
 sys.path.insert(0, {here!r})
 import stable_retro
 from pixel_tools import built, digest
-from proxima.envs.mario.emulator import Nes
-from proxima.envs.mario.rom import find_rom
+from proxima.envs.games.mario.emulator import Nes
+from proxima.envs.games.mario.rom import find_rom
 from proxima.errors import UsageError
 
 def fresh(steps):

@@ -8,13 +8,13 @@ import pytest
 from gymnasium import spaces
 from pixel_tools import built, digest, digest_elsewhere, trace
 
-from proxima.envs import async_vec
-from proxima.envs.exactness_trial import why_inexact
+from proxima.envs.games.pixels import AreaResize, PixelEnv, grey
+from proxima.envs.gymnasium import async_vec
+from proxima.envs.gymnasium.exactness_trial import why_inexact
+from proxima.envs.gymnasium.snapshot import Snapshot
+from proxima.envs.gymnasium.spaces import StackedBox, step_seconds
 from proxima.envs.make import make_env
-from proxima.envs.pixel_catch import PixelCatch
-from proxima.envs.pixels import AreaResize, PixelEnv, grey
-from proxima.envs.snapshot import Snapshot
-from proxima.envs.spaces import StackedBox, step_seconds
+from proxima.envs.toys.pixel_catch import PixelCatch
 from proxima.errors import UsageError
 
 CATCH = "proxima/PixelCatch-v0"

@@ -11,11 +11,11 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from proxima.envs.base import VecEnv
-from proxima.envs.exactness_trial import why_inexact
+from proxima.envs.contract import VecEnv
+from proxima.envs.gymnasium.exactness_trial import why_inexact
+from proxima.envs.gymnasium.plain import pack, unpack
+from proxima.envs.gymnasium.snapshot import Snapshot
 from proxima.envs.make import list_envs, make_env
-from proxima.envs.plain import pack, unpack
-from proxima.envs.snapshot import Snapshot
 
 INSTALLED = [
     e.id

@@ -13,7 +13,7 @@ from proxima import load_policy, train
 from proxima.cli import main
 from proxima.config import load_config
 from proxima.envs.action_hold import Hold
-from proxima.envs.base import VecEnv
+from proxima.envs.contract import VecEnv
 from proxima.envs.make import make_env
 from proxima.errors import UsageError
 from proxima.evaluate import episodes as episodes_module

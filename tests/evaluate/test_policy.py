@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 
 from proxima.config import load_config
-from proxima.envs.spaces import ObservationLayout
+from proxima.envs.gymnasium.spaces import ObservationLayout
 from proxima.errors import UsageError
 from proxima.evaluate.policy import LoadedPolicy
 from proxima.nets.actor_critic import ActorCritic
@@ -96,7 +96,7 @@ def test_loading_a_policy_imports_neither_trainer_nor_envs() -> None:
     unwanted = (
         "proxima.training",
         "proxima.envs.make",
-        "proxima.envs.base",
+        "proxima.envs.contract",
         "proxima.track",
         "mujoco",
         "matplotlib",

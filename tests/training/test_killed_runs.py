@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from proxima import checkpoint, train
-from proxima.envs.mario.rom import find_rom
+from proxima.envs.games.mario.rom import find_rom
 from tests import probes
 from tests.training.runs import FILES, SMALL, flags, metrics, start, wait_for_checkpoint
 

@@ -13,8 +13,8 @@ import yaml
 
 from proxima import checkpoint, load_policy, train
 from proxima.config import load_config
+from proxima.envs.games.mario.rom import find_rom
 from proxima.envs.make import list_envs
-from proxima.envs.mario.rom import find_rom
 from proxima.errors import EnvFailure, UsageError
 from proxima.training.trainer import Trainer
 

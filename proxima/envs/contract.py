@@ -1,0 +1,124 @@
+"""The contract that every vector environment keeps, whatever runs behind it.
+
+Not here: any back end, and the choice between them (`make.py`).
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from gymnasium import spaces
+from torch import Tensor, device
+
+from proxima.envs.action_hold import Hold, Holder
+
+Obs = dict[str, Tensor]
+"""One tensor `[N, *shape]` per key, in the env's own dtype (float64 for MuJoCo, uint8 for images)."""
+
+
+@dataclass(slots=True)
+class Episodes:
+    """Undiscounted return and length of the episodes that ended in a step.
+
+    Whole `[N]` tensors, so that nothing is gathered or synchronised. Rows where `Step.ended` is false are arbitrary.
+    """
+
+    return_: Tensor  # [N] float64
+    length: Tensor  # [N] int64, in env steps
+    success: Tensor | None = None  # [N] float64: 1 or 0 as the env reports it, NaN if it does not
+    info: dict[str, Tensor] = field(default_factory=dict)  # [N] float64 each, NaN if the env did not report it
+
+
+@dataclass(slots=True)
+class Step:
+    """Result of one vector step. The next call may reuse the tensors: read or copy them before it."""
+
+    obs: Obs
+    """What the policy acts on next. Where an episode ended, this is already the next episode's first observation."""
+    reward: Tensor
+    """[N] float64; for a held action `sum gamma^i r_i` over its steps, with the gamma of the env's `hold`."""
+    terminated: Tensor
+    """[N] bool: the task itself ended; the future is worth nothing."""
+    truncated: Tensor
+    """[N] bool: a time limit (or a lost worker) cut the episode; the future is worth V(final observation)."""
+    final_obs: Obs | None
+    """Last observation of the ended episodes. Rows where nothing ended are arbitrary; None if nothing ended at all."""
+    episodes: Episodes
+    duration: Tensor | None = None
+    """[N] int64: env steps for which the action was held; None means 1 everywhere."""
+    aux: dict[str, Tensor] = field(default_factory=dict)
+    """Targets and inputs for a second learner, `[N, ...]` each; empty unless the world has some.
+
+    Keys, shapes and dtypes are the same in every step. A row describes the transition that this step took (the last
+    env step of a held action), so where an episode ended it belongs to the ended episode, as `reward` does and `obs`
+    does not. It is not part of the env's state: whoever needs it later stores it.
+    """
+
+    @property
+    def ended(self) -> Tensor:
+        """[N] bool: the episode is over, for either reason."""
+        return self.terminated | self.truncated
+
+
+class VecEnv(ABC):
+    """`num_envs` copies of one environment, stepped together, with same-step autoreset."""
+
+    num_envs: int
+    observation_space: spaces.Dict
+    """Of one env, always a flat Dict of Box; a plain Box observation is `{"obs": Box}`."""
+    action_space: spaces.Space
+    """Of one env: Box, Discrete, MultiDiscrete or MultiBinary."""
+    device: device
+    step_seconds: float | None
+    """Simulated seconds per env step, None if the env has no notion of time."""
+    episode_info: tuple[str, ...] = ()
+    """Names of the numbers that the env reports for every finished episode: the keys of `Episodes.info`."""
+    holder: Holder
+
+    @property
+    def hold(self) -> Hold:
+        """For how many env steps `step` holds each action; may be set between steps, and is part of the state."""
+        return self.holder.hold
+
+    @hold.setter
+    def hold(self, hold: Hold) -> None:
+        self.holder.hold = hold
+
+    @abstractmethod
+    def reset(self, seed: int | None = None) -> Obs:
+        """Start a new episode in every env. Env i is seeded with `seed + i`; with None the generators go on."""
+
+    @abstractmethod
+    def step(self, action: Tensor) -> Step:
+        """Apply one action per env, held for as long as `hold` says; where an episode ends, the hold ends too.
+
+        Box: float32 `[N, A]`, A the flattened size, in the env's own units, within the bounds; Discrete: int64 `[N]`
+        counted from 0; MultiDiscrete and MultiBinary: int64 `[N, A]`, counted from 0.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free processes and memory. Calling it twice is harmless."""
+
+    def why_inexact(self) -> str | None:
+        """Why a resume from `get_state` would not be exact; None if it is."""
+        return None if isinstance(self, ExactState) else "its state cannot be taken"
+
+    def counters(self) -> dict[str, int]:
+        """Cumulative counts that go to the metrics of every iteration, such as restarted workers."""
+        return {}
+
+
+@runtime_checkable
+class ExactState(Protocol):
+    """A vector env whose whole state can be saved and restored: a resume on it is bit-exact.
+
+    The state is made of dicts, lists, tensors, numbers, strings and bytes only, and holds everything: physics,
+    generators, step counters, statistics of the unfinished episodes and the last observation.
+    """
+
+    def get_state(self) -> dict[str, Any] | None:
+        """Everything needed to go on exactly, copied; None if it cannot be had just now."""
+
+    def set_state(self, state: dict[str, Any]) -> dict[str, Tensor]:
+        """Restore a state and return the observation that the policy acts on next."""

@@ -1,0 +1,1 @@
+"""Video games as tasks on pixels: Super Mario Bros. and Atari."""

@@ -1,0 +1,1 @@
+"""Gymnasium's MuJoCo tasks on `mujoco.batch`: many simulations on native threads, bit-exact to Gymnasium."""

@@ -1,0 +1,167 @@
+"""The vector env that runs Gymnasium's MuJoCo tasks on batched physics, bit for bit as Gymnasium would.
+
+Not here: the tasks' arithmetic, the physics, and what an episode is (`episodes.py`).
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import registry, spaces
+from gymnasium.utils import seeding
+from numpy.random import Generator
+from torch import Tensor
+
+from proxima.envs.checks import check_count
+from proxima.envs.contract import Obs, Step
+from proxima.envs.episodes import EpisodicVecEnv
+from proxima.envs.mujoco.physics import Array, ContactForcePhysics, Physics
+from proxima.envs.mujoco.registry import make_template
+from proxima.envs.mujoco.task import ALL
+from proxima.errors import UsageError
+from proxima.machine import available_cores
+
+
+class MujocoBatchEnv(EpisodicVecEnv):
+    """`num_envs` copies of a Gymnasium MuJoCo task, stepped on `num_threads` native threads.
+
+    Args:
+        env_id: a registered id that `can_serve` accepts, such as `"HalfCheetah-v5"`.
+        num_envs: how many copies.
+        env_kwargs: keyword arguments of the Gymnasium env.
+        num_threads: None takes every core this process may use, but no more than there are envs.
+        max_episode_steps: time limit; None takes the registered one.
+        spread_episodes: see `EpisodicVecEnv`.
+    """
+
+    uses_numpy = True
+
+    def __init__(
+        self,
+        env_id: str,
+        *,
+        num_envs: int,
+        env_kwargs: Mapping[str, Any] | None = None,
+        num_threads: int | None = None,
+        max_episode_steps: int | None = None,
+        spread_episodes: bool = False,
+    ) -> None:
+        check_count("num_threads", num_threads)
+        template, task = make_template(env_id, env_kwargs)
+        super().__init__(
+            num_envs=num_envs,
+            max_episode_steps=registry[env_id].max_episode_steps if max_episode_steps is None else max_episode_steps,
+            spread_episodes=spread_episodes,
+        )
+        self.env_id = env_id
+        self.action_space: spaces.Box = template.action_space
+        self.observation_space = spaces.Dict({"obs": template.observation_space})
+        self.step_seconds = float(template.dt)
+
+        self.num_threads = min(num_threads or available_cores(), num_envs)
+        physics = ContactForcePhysics if task.needs_contact_forces(template) else Physics
+        self._physics = physics(
+            template.model,
+            num_envs=num_envs,
+            num_threads=self.num_threads,
+            nstep=template.frame_skip,
+        )
+        self._task = task(template, self._physics)
+        template.close()
+
+        self._rngs: list[Generator] = []
+        # Two buffers: where episodes end, the one holds their last observations and the other goes on.
+        self._obs, self._spare_obs = (np.zeros((num_envs, *template.observation_space.shape)) for _ in range(2))
+        self._obs_tensor, self._spare_tensor = ({"obs": torch.from_numpy(x)} for x in (self._obs, self._spare_obs))
+        self._check_observation(template.observation_space.shape)
+
+    @property
+    def name(self) -> str:
+        """The env id."""
+        return self.env_id
+
+    def step(self, action: Tensor) -> Step:
+        """Apply one float32 action `[N, A]`, for as long as it is held."""
+        controls = action.numpy(force=True)
+        if controls.shape != self._physics.ctrl.shape:
+            raise ValueError(f"an action must have shape {self._physics.ctrl.shape}, not {controls.shape}")
+        if controls.dtype != np.float32 or not controls.flags.c_contiguous:
+            controls = np.ascontiguousarray(controls, np.float32)
+        self._controls = self._physics.ctrl[:] = controls
+        with np.errstate(over="ignore", invalid="ignore"):  # an unstable simulation shows in the numbers themselves
+            return super().step(action)
+
+    def _seed(self, seed: int | None) -> None:
+        """One generator per env, as Gymnasium's `reset(seed=seed + i)` would make it."""
+        self._rngs = [seeding.np_random(None if seed is None else seed + i)[0] for i in range(self.num_envs)]
+
+    def _start(self, started: Array) -> None:
+        ids = _ids(started)
+        starts = [self._task.start(self._rngs[i]) for i in ids]
+        qpos, qvel = (np.array(part) for part in zip(*starts, strict=True))
+        self._physics.reset(ids, qpos, qvel)
+        self._task.last[ids] = self._task.measure(ids)
+
+    def _advance(self, action: Tensor, moving: Array | None) -> tuple[Array, Array | None]:
+        """The task is evaluated for all envs: one that stands still keeps what it measured."""
+        self._physics.step(None if moving is None else _ids(moving))
+        return self._task.evaluate(self._controls)
+
+    def _observe(self, started: Array | None = None) -> Obs:
+        if started is None:
+            np.concatenate(self._task.observation(ALL), axis=1, out=self._obs)
+            return self._obs_tensor
+        self._obs, self._spare_obs = self._spare_obs, self._obs
+        self._obs_tensor, self._spare_tensor = self._spare_tensor, self._obs_tensor
+        ids = _ids(started)
+        self._obs[:] = self._spare_obs
+        self._obs[ids] = np.concatenate(self._task.observation(ids), axis=1)
+        return self._obs_tensor
+
+    def step_physics(self) -> None:
+        """The physics of a step and nothing else, for measurements; the envs are of no use afterwards."""
+        self._physics.step()
+
+    def _get_world(self) -> dict[str, Any]:
+        return {
+            "physics": torch.from_numpy(self._physics.get_state()),
+            "last": torch.from_numpy(self._task.last.copy()),
+            "obs": torch.from_numpy(self._obs.copy()),
+            # As text: the generators' integers have 128 bits.
+            "rngs": [json.dumps(rng.bit_generator.state) for rng in self._rngs],
+        }
+
+    def _set_world(self, state: dict[str, Any]) -> Obs:
+        if state["obs"].shape != self._obs.shape:
+            raise UsageError(
+                f"a state with observations {tuple(state['obs'].shape)} does not fit {self.env_id} with "
+                f"{self._obs.shape}"
+            )
+        self._physics.set_state(state["physics"].numpy())
+        self._task.last[:] = state["last"].numpy()
+        self._obs[:] = state["obs"].numpy()
+        self._rngs = [np.random.Generator(np.random.PCG64(0)) for _ in state["rngs"]]
+        for rng, text in zip(self._rngs, state["rngs"], strict=True):
+            rng.bit_generator.state = json.loads(text)
+        return self._obs_tensor
+
+    def _upgrade(self, state: dict[str, Any]) -> dict[str, Any]:
+        world = {name: state[name] for name in ("physics", "last", "obs", "rngs")}
+        return {**state, "name": state["env_id"], "world": world}
+
+    def close(self) -> None:
+        """Free threads and memory. Calling it twice is harmless."""
+        self._physics.close()
+
+    def _check_observation(self, shape: tuple[int, ...]) -> None:
+        """A model file of another body can make Gymnasium observe more or less than its space says."""
+        size = sum(part.shape[1] for part in self._task.observation(ALL))
+        if (size,) != shape:
+            raise UsageError(f"{self.env_id} observes {size} numbers of this model, but its space says {shape}")
+
+
+def _ids(mask: Array) -> Array:
+    """Indices of the true rows, as the physics takes them."""
+    return mask.nonzero()[0].astype(np.int32)

@@ -1,0 +1,1 @@
+"""Small worlds of our own, for tests, benchmarks and first steps."""
