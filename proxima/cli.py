@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 
 import proxima
 from proxima.config import SECTIONS, all_options, find_option
+from proxima.config.options import Option, nearest
 from proxima.errors import ProximaError, UsageError
-from proxima.options import Option, nearest
 
 _RESUME_ALIASES = ("--resume-from", "--resume", "--checkpoint")
 # What `train --help` shows; `--help-all` shows every option.

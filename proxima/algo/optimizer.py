@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from proxima.algo.adam import AdamState, adam_step, bias_scales, clip_by_norm, scaled_adam_step
+from proxima.config.sections import OptimizerOptions
 from proxima.errors import NonFiniteError
-from proxima.sections import OptimizerOptions
 
 _AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

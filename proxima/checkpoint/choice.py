@@ -18,8 +18,8 @@ from proxima.checkpoint.files import (
     read_whole_metadata,
 )
 from proxima.checkpoint.temporary import delete, entries
+from proxima.config.yaml_files import read_yaml
 from proxima.errors import UsageError
-from proxima.yaml_files import read_yaml
 
 log = logging.getLogger("proxima")
 

@@ -20,8 +20,8 @@ import yaml
 
 import proxima
 from proxima.checkpoint.temporary import entries, locked_folder, temporary_name
+from proxima.config.yaml_files import MAX_BYTES, parse_yaml
 from proxima.errors import ProximaError, UsageError
-from proxima.yaml_files import MAX_BYTES, parse_yaml
 
 FORMAT_VERSION = 3
 METADATA = "metadata.yaml"

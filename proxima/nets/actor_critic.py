@@ -22,11 +22,11 @@ from proxima.algo.distributions import (
 )
 from proxima.algo.normalize import ObsNormalizer
 from proxima.algo.policy import Policy
+from proxima.config.sections import NormalizeOptions, PolicyOptions
 from proxima.errors import UsageError
 from proxima.nets.encoders import MLP, init_layer, is_image
 from proxima.nets.spec import ActionSpec, Spec
 from proxima.nets.trunk import Encoders, Obs, Trunk, encoder_options
-from proxima.sections import NormalizeOptions, PolicyOptions
 
 
 class ActionHead(nn.Module):

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from proxima.config.yaml_files import read_yaml
 from proxima.errors import UsageError
-from proxima.yaml_files import read_yaml
 
 METRICS = "metrics.jsonl"
 FIRST_ALGORITHM = "ppo"

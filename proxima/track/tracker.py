@@ -7,7 +7,7 @@ from typing import Protocol
 
 from rich.console import Console
 
-from proxima.sections import TrackOptions
+from proxima.config.sections import TrackOptions
 from proxima.track.json_lines import METRICS_FILE, JsonLines
 from proxima.track.progress import ProgressDisplay
 from proxima.track.tensor_board import TensorBoard

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from proxima.config import TrackOptions
+from proxima.config.sections import TrackOptions
 from proxima.track import append_file
 from proxima.track.json_lines import METRICS_FILE, JsonLines
 from proxima.track.progress import ProgressDisplay, summary

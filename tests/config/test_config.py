@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from proxima.config import SECTIONS, Config, all_options, config_from_dict, load_config
+from proxima.config.options import options_of
 from proxima.errors import UsageError
-from proxima.options import options_of
 
 
 def write(tmp_path: Path, text: str) -> Path:

@@ -6,7 +6,7 @@ How the options must agree with each other, and how they are read from files and
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from proxima.options import option
+from proxima.config.options import option
 
 
 @dataclass

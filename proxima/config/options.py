@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, Union
 
+from proxima.config.yaml_files import parse_yaml
 from proxima.errors import UsageError
-from proxima.yaml_files import parse_yaml
 
 _SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9}
 _LARGEST_INT = 2**63 - 1

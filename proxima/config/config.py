@@ -13,9 +13,8 @@ from typing import Any
 
 import yaml
 
-from proxima.errors import UsageError
-from proxima.options import Option, nearest, options_of, shown
-from proxima.sections import (
+from proxima.config.options import Option, nearest, options_of, shown
+from proxima.config.sections import (
     AlgorithmOptions,
     CheckpointOptions,
     DQNOptions,
@@ -28,7 +27,8 @@ from proxima.sections import (
     RunOptions,
     TrackOptions,
 )
-from proxima.yaml_files import read_yaml
+from proxima.config.yaml_files import read_yaml
+from proxima.errors import UsageError
 
 MAX_NAME_BYTES = 200
 """A checkpoint's folder has the name and up to 45 bytes more, and file systems end at 255."""
