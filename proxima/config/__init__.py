@@ -4,10 +4,22 @@ from proxima.config.config import (
     SECTIONS,
     Config,
     all_options,
+    changes_at_resume,
+    compared_options,
     config_from_dict,
+    env_keywords,
     find_option,
     load_config,
-    option_names,
 )
 
-__all__ = ["SECTIONS", "Config", "all_options", "config_from_dict", "find_option", "load_config", "option_names"]
+__all__ = [
+    "SECTIONS",
+    "Config",
+    "all_options",
+    "changes_at_resume",
+    "compared_options",
+    "config_from_dict",
+    "env_keywords",
+    "find_option",
+    "load_config",
+]

@@ -9,13 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from proxima.config import find_option
+from proxima.config import compared_options, find_option
 from proxima.errors import UsageError
 from proxima.report.run_files import FIRST_ALGORITHM, METRICS, is_file, joined, read_columns, read_options, read_parents
 
-# Options that do not change what is learned: a group of runs may differ in them.
-_INCIDENTAL_SECTIONS = ("checkpoint", "evaluation", "track")
-_INCIDENTAL = ("name", "seed", "runs_dir", "device", "num_threads")
 _ALGORITHM_SECTIONS = ("ppo", "dqn")
 _MOST_IN_LABEL = 3
 LONGEST_LABEL = 80
@@ -95,7 +92,7 @@ def load_groups(paths: Sequence[str]) -> list[Group]:
     groups = [Group(label, _without_ancestors(runs)) for label, runs in named.items()]
     by_options: dict[str, list[Run]] = {}
     for run in _without_ancestors(others):
-        by_options.setdefault(_plain(_essential(run.options)), []).append(run)
+        by_options.setdefault(_plain(compared_options(run.options)), []).append(run)
     found = [Group("", runs) for runs in by_options.values()]
     for group, label in zip(found, _labels(found), strict=True):
         group.label = _shortened(label)
@@ -127,8 +124,8 @@ def load_run(folder: Path) -> Run:
 
 def differing(groups: Sequence[Group]) -> list[str]:
     """Names of the options that are not the same in all groups."""
-    seen = [used_options(group) for group in groups]
-    names = dict.fromkeys(name for options in seen for name in _essential(options))
+    seen = [compared_options(used_options(group)) for group in groups]
+    names = dict.fromkeys(name for options in seen for name in options)
     shown = [name for name in names if any(_was_chosen(name, options) for options in seen)]
     return [name for name in shown if len({_plain(options.get(name)) for options in seen}) > 1]
 
@@ -145,14 +142,6 @@ def _was_chosen(name: str, options: dict[str, Any]) -> bool:
     if name not in options:
         return False
     return _section(name) not in _ALGORITHM_SECTIONS or options[name] != find_option(name, source="config.yaml").default
-
-
-def _essential(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name not in _INCIDENTAL and not _is_incidental(name)}
-
-
-def _is_incidental(name: str) -> bool:
-    return _section(name) in _INCIDENTAL_SECTIONS
 
 
 def _section(name: str) -> str | None:

@@ -6,20 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from proxima import checkpoint
-from proxima.config import Config, all_options, config_from_dict, load_config
+from proxima.config import Config, changes_at_resume, config_from_dict, load_config
 from proxima.errors import UsageError
 
 log = logging.getLogger("proxima")
 
-# What the weights, the generators and the states of the envs belong to.
-_FIXED = {"algorithm", "env", "env_kwargs", "num_envs", "seed", "normalize_obs"}
-# What may change without a word: where and how long, not what is learned.
-_FREE = {"total_timesteps", "name", "runs_dir", "auto_resume", "rom"}
-_FREE_SECTIONS = {"checkpoint", "track"}
-
 
 def resumed_config(source: Path, path: str | Path | None, overrides: Mapping[str, Any]) -> Config:
-    """The options of a checkpoint, changed by a file and by flags; what differs is told, or refused."""
+    """The options of a checkpoint, changed by a file and by flags; what differs is reported, or refused."""
     saved = checkpoint.read_metadata(source)["config"]
     with checkpoint.explained(source):
         before, after = (config_from_dict(saved, source=str(source)) for _ in range(2))
@@ -28,12 +22,8 @@ def resumed_config(source: Path, path: str | Path | None, overrides: Mapping[str
         after.run.runs_dir = str(source.parents[2])  # beside its own run, wherever that has been moved to
     refused: list[str] = []
     changed: list[str] = []
-    for option in all_options().values():
-        old, new = (getattr(getattr(config, option.section), option.name) for config in (before, after))
-        if old == new or option.name in _FREE or option.section in _FREE_SECTIONS:
-            continue
-        difference = f"{option.name} {old} -> {new}"
-        (refused if option.name in _FIXED or option.section == "policy" else changed).append(difference)
+    for option, old, new in changes_at_resume(before, after):
+        (refused if option.resume == "fixed" else changed).append(f"{option.name} {old} -> {new}")
     if refused:
         raise UsageError(
             f"a resume cannot change {', '.join(refused)} of {source}: leave that out, or start a new run."

@@ -12,9 +12,11 @@ import yaml
 from proxima import checkpoint, train
 from proxima.config import load_config
 from proxima.errors import ProximaError, UsageError
+from proxima.training.resume import resumed_config
 from proxima.training.trainer import Trainer
 from tests import probes
 from tests.envs import toy_envs  # noqa: F401 - registers them
+from tests.resealed import reseal, tiny
 from tests.training.runs import FILES, SMALL, TIMES, metrics
 
 METADATA = {"config": {}, "spec": {}, "iteration": 0, "global_step": 0, "lineage": []}
@@ -214,3 +216,14 @@ def test_windows_of_the_envs_own_numbers_go_on() -> None:
     for row, other in zip(expected, found, strict=True):
         assert {name: row[name] for name in same} == {name: other[name] for name in same}
     assert found[-1]["episode_x_pos"] > 0 and 0 < found[-1]["episode_success"] < 1 and found[-1]["episode_note"] is None
+
+
+def test_a_checkpoint_from_when_rom_was_an_option_resumes_with_another_path(tmp_path: Path) -> None:
+    folder = tiny(tmp_path / "run")
+    metadata = checkpoint.read_metadata(folder)
+    metadata["config"]["env"]["rom"] = "old.nes"
+    reseal(folder, metadata)
+    assert resumed_config(folder, None, {}).env.env_kwargs == {"rom": "old.nes"}
+    assert resumed_config(folder, None, {"rom": "new.nes"}).env.env_kwargs == {"rom": "new.nes"}
+    with pytest.raises(UsageError, match="cannot change env_kwargs"):
+        resumed_config(folder, None, {"env_kwargs": {"world": 2}})
