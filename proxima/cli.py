@@ -281,9 +281,9 @@ def _run_training(config: str | None, resume_from: str | None, overrides: dict[s
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    from proxima import checkpoint
     from proxima.evaluate.episodes import evaluate
     from proxima.evaluate.video import record_checkpoint, watch_checkpoint
+    from proxima.runs import checkpoint
 
     _hear_interrupts()
     seed = find_option("seed", source="").parse(arguments.seed, source="--seed")
@@ -314,9 +314,9 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from proxima import checkpoint
     from proxima.evaluate.export import export, signature
     from proxima.evaluate.policy import load_policy
+    from proxima.runs import checkpoint
 
     _hear_interrupts()
     folder = checkpoint.find(arguments.path, best=arguments.best)

@@ -11,7 +11,8 @@ import numpy as np
 
 from proxima.config import compared_options, find_option
 from proxima.errors import UsageError
-from proxima.report.run_files import FIRST_ALGORITHM, METRICS, is_file, joined, read_columns, read_options, read_parents
+from proxima.report.run_files import FIRST_ALGORITHM, joined, read_columns, read_options, read_parents
+from proxima.runs.layout import CONFIG, METRICS, is_file
 
 _ALGORITHM_SECTIONS = ("ppo", "dqn")
 _MOST_IN_LABEL = 3
@@ -106,7 +107,7 @@ def load_runs(path: Path) -> list[Run]:
     is_folder = _exists(path) and path.is_dir()
     files = (sorted(path.glob(f"*/{METRICS}")) or sorted(path.glob(f"*/*/{METRICS}"))) if is_folder else []
     if not files:
-        what = "holds no run (no metrics.jsonl in it or below)" if is_folder else "is not a run's folder"
+        what = f"holds no run (no {METRICS} in it or below)" if is_folder else "is not a run's folder"
         raise UsageError(
             f"{_shortened(str(path))} {what}: give the folders that `proxima train` made, such as runs/HalfCheetah-v5."
         )
@@ -141,12 +142,12 @@ def _was_chosen(name: str, options: dict[str, Any]) -> bool:
     """Whether an option is worth showing: those of a single algorithm only where they differ from the default."""
     if name not in options:
         return False
-    return _section(name) not in _ALGORITHM_SECTIONS or options[name] != find_option(name, source="config.yaml").default
+    return _section(name) not in _ALGORITHM_SECTIONS or options[name] != find_option(name, source=CONFIG).default
 
 
 def _section(name: str) -> str | None:
     try:
-        return find_option(name, source="config.yaml").section
+        return find_option(name, source=CONFIG).section
     except UsageError:  # of another version
         return None
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from proxima.runs.layout import TENSOR_BOARD
 from proxima.track.append_file import AppendFile
 
 # Group of a metric by the first of these names that begins it; all others are about the update.
@@ -42,7 +43,7 @@ class TensorBoard:
         from tensorboard.compat.proto.event_pb2 import Event
 
         self._event = Event
-        folder = run_dir / "tb"
+        folder = run_dir / TENSOR_BOARD
         folder.mkdir(exist_ok=True)
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.0"
         self._path = folder / name

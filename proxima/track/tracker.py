@@ -8,7 +8,7 @@ from typing import Protocol
 from rich.console import Console
 
 from proxima.config.sections import TrackOptions
-from proxima.track.json_lines import METRICS_FILE, JsonLines
+from proxima.track.json_lines import JsonLines
 from proxima.track.progress import ProgressDisplay
 from proxima.track.tensor_board import TensorBoard
 
@@ -72,6 +72,3 @@ def make_tracker(
         writers.append(TensorBoard(run_dir, config=config))
     writers.append(ProgressDisplay(options, total_steps=total_steps, first_step=first_step, console=console))
     return Tracker(writers)
-
-
-__all__ = ["METRICS_FILE", "Tracker", "Writer", "make_tracker"]

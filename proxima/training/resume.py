@@ -5,18 +5,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from proxima import checkpoint
-from proxima.config import Config, changes_at_resume, config_from_dict, load_config
+from proxima.config import Config, changes_at_resume, load_config
 from proxima.errors import UsageError
+from proxima.runs import checkpoint
+from proxima.runs.checkpoint import Checkpoint
 
 log = logging.getLogger("proxima")
 
 
 def resumed_config(source: Path, path: str | Path | None, overrides: Mapping[str, Any]) -> Config:
     """The options of a checkpoint, changed by a file and by flags; what differs is reported, or refused."""
-    saved = checkpoint.read_metadata(source)["config"]
+    saved = Checkpoint(source)
     with checkpoint.explained(source):
-        before, after = (config_from_dict(saved, source=str(source)) for _ in range(2))
+        before, after = saved.config, saved.config
     after = load_config(path, overrides, base=after)
     if "runs_dir" not in {name.replace("-", "_") for name in overrides} and len(source.parents) > 2:
         after.run.runs_dir = str(source.parents[2])  # beside its own run, wherever that has been moved to
@@ -35,13 +36,13 @@ def resumed_config(source: Path, path: str | Path | None, overrides: Mapping[str
 
 def is_complete(source: Path, config: Config) -> bool:
     """Whether a checkpoint already has all the steps that are asked for."""
-    return bool(checkpoint.read_metadata(source)["global_step"] >= config.run.total_timesteps)
+    return Checkpoint(source).global_step >= config.run.total_timesteps
 
 
 def check_incomplete(source: Path, config: Config) -> None:
     """A UsageError where there is nothing left to train."""
     if is_complete(source, config):
-        done = checkpoint.read_metadata(source)["global_step"]
+        done = Checkpoint(source).global_step
         raise UsageError(
             f"{source} already has {done:,} of total_timesteps {config.run.total_timesteps:,}: raise "
             "--total-timesteps to train on."

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from proxima import checkpoint
 from proxima.config import Config
+from proxima.runs import checkpoint
 from proxima.training.examiner import passed
 
 log = logging.getLogger("proxima")

@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.console import Console
 
-from proxima import checkpoint
 from proxima.compiling import freeze_garbage, process_settings_kept
 from proxima.config import Config, config_from_dict, load_config
 from proxima.envs.action_hold import Hold
@@ -20,6 +19,8 @@ from proxima.evaluate.restored import restore_policy
 from proxima.machine import keep_freed_memory
 from proxima.nets.make import Agent
 from proxima.nets.spec import Spec
+from proxima.runs import checkpoint
+from proxima.runs.layout import make_run_dir
 from proxima.track.progress import make_console
 from proxima.track.tracker import Tracker, make_tracker
 from proxima.training import setup
@@ -29,7 +30,6 @@ from proxima.training.examiner import Examiner
 from proxima.training.hold_schedule import HoldSchedule
 from proxima.training.ppo_iteration import PPO
 from proxima.training.resume import check_incomplete, is_complete, newest_of_name, resumed_config
-from proxima.training.run_folder import make_run_dir
 from proxima.training.saving import Boundary, Due, Saver, copies
 from proxima.training.seeding import stream_seed
 from proxima.training.signals import Interrupted, StopSignals
@@ -361,8 +361,8 @@ def finished_result(source: Path) -> TrainResult:
     return TrainResult(
         run_dir=source.parent,
         checkpoint=source,
-        episode_return=saved.episode_return,
-        global_step=saved.global_step,
+        episode_return=saved.checkpoint.episode_return,
+        global_step=saved.checkpoint.global_step,
         policy=saved.policy,
         config=saved.config,
     )

@@ -14,13 +14,14 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from proxima import checkpoint, load_policy, train
+from proxima import load_policy, train
 from proxima.cli import main
 from proxima.config import load_config
 from proxima.errors import UsageError
 from proxima.evaluate.export import export, signature
 from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.spec import Spec
+from proxima.runs import checkpoint
 
 Arrays = dict[str, NDArray]
 VECTOR = spaces.Box(-np.inf, np.inf, (5,), np.float64)

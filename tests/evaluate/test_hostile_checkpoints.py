@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from proxima import checkpoint, load_policy, train
+from proxima import load_policy, train
 from proxima.cli import main
 from proxima.errors import ProximaError, UsageError
 from proxima.evaluate.episodes import evaluate
 from proxima.evaluate.export import export, signature
 from proxima.evaluate.restored import restore_policy
+from proxima.runs import checkpoint
 from proxima.training.resume import resumed_config
 from tests.resealed import mutations, reseal, tiny
 
@@ -231,4 +232,4 @@ def test_a_checkpoint_that_its_run_deletes_is_replaced_by_the_newer_one(
         return original(path)
 
     monkeypatch.setattr(checkpoint, "find", find)
-    assert restore_policy(run.run_dir).folder == newer and not older.exists()
+    assert restore_policy(run.run_dir).checkpoint.path == newer and not older.exists()

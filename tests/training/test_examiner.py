@@ -8,10 +8,11 @@ import imageio.v3 as iio
 import pytest
 import torch
 
-from proxima import checkpoint, train
+from proxima import train
 from proxima.evaluate import episodes as episodes_module
 from proxima.evaluate.episodes import Episode, evaluate
 from proxima.evaluate.policy import LoadedPolicy
+from proxima.runs import checkpoint
 from proxima.training import examiner as examiner_module
 
 SMALL = {

@@ -10,13 +10,14 @@ import pytest
 import torch
 from rich.console import Console
 
-from proxima import checkpoint, load_policy, train
+from proxima import load_policy, train
 from proxima.cli import main
 from proxima.config import load_config
 from proxima.envs.action_hold import ActionHold, Hold
 from proxima.errors import UsageError
 from proxima.evaluate.episodes import evaluate
 from proxima.evaluate.video import _play
+from proxima.runs import checkpoint
 from proxima.training.hold_schedule import HoldSchedule
 from proxima.training.trainer import Trainer
 from tests import probes

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from proxima import checkpoint, train
+from proxima import train
 from proxima.config import load_config
 from proxima.errors import UsageError
+from proxima.runs import checkpoint
 from proxima.training import saving
 from proxima.training.trainer import Trainer
 from tests.training.runs import SMALL, flags

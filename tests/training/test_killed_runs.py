@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from proxima import checkpoint, train
+from proxima import train
 from proxima.envs.mario.rom import find_rom
+from proxima.runs import checkpoint
 from tests import probes
 from tests.training.runs import FILES, SMALL, flags, metrics, start, wait_for_checkpoint
 

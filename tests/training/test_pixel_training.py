@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from proxima import checkpoint, train
+from proxima import train
 from proxima.config import load_config
 from proxima.data.rollout import Rollout
 from proxima.evaluate.episodes import evaluate
 from proxima.nets import spec
+from proxima.runs import checkpoint
 from proxima.training.ppo_iteration import PPO
 from proxima.training.trainer import Trainer
 

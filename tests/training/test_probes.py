@@ -8,10 +8,11 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from proxima import checkpoint, load_policy, train
+from proxima import load_policy, train
 from proxima.config import load_config
 from proxima.errors import NonFiniteError
 from proxima.evaluate.policy import LoadedPolicy
+from proxima.runs import checkpoint
 from proxima.training.trainer import Trainer
 from tests import probes
 from tests.probes import learn

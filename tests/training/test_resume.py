@@ -9,9 +9,10 @@ import pytest
 import torch
 import yaml
 
-from proxima import checkpoint, train
+from proxima import train
 from proxima.config import load_config
 from proxima.errors import ProximaError, UsageError
+from proxima.runs import checkpoint
 from proxima.training.resume import resumed_config
 from proxima.training.trainer import Trainer
 from tests import probes

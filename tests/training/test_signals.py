@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from proxima import checkpoint, train
+from proxima import train
 from proxima.config import load_config
 from proxima.errors import ProximaError
+from proxima.runs import checkpoint
 from proxima.track.tracker import Tracker
 from proxima.training import trainer as trainer_module
 from proxima.training.trainer import Trainer

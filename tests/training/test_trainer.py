@@ -11,11 +11,12 @@ import pytest
 import torch
 import yaml
 
-from proxima import checkpoint, load_policy, train
+from proxima import load_policy, train
 from proxima.config import load_config
 from proxima.envs.make import list_envs
 from proxima.envs.mario.rom import find_rom
 from proxima.errors import EnvFailure, UsageError
+from proxima.runs import checkpoint
 from proxima.training.trainer import Trainer
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))

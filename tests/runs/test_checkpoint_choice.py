@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from proxima import checkpoint
+from proxima.runs import checkpoint
 from proxima.config import load_config
 from proxima.errors import UsageError
 from proxima.training.resume import newest_of_name
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 STATE = {"agent.pt": {}, "training_state.pt": {}}
 
 
@@ -166,7 +166,7 @@ def test_run_folders_that_cannot_be_listed_are_passed_over(job: Path) -> None:
 KILLED = """
 import os, signal, sys, time
 from pathlib import Path
-from proxima import checkpoint
+from proxima.runs import checkpoint
 run, how = Path(sys.argv[1]), sys.argv[2]
 def stop():
     print("writing", flush=True)
@@ -247,7 +247,7 @@ def test_nothing_else_is_swept(job: Path, tmp_path: Path) -> None:
 def test_a_save_whose_folder_is_swept_before_it_is_locked_makes_it_again(
     job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from proxima.checkpoint import temporary
+    from proxima.runs import temporary
 
     original, swept = temporary._try_lock, []
 
