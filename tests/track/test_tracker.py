@@ -14,10 +14,11 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from proxima.config.sections import TrackOptions
 from proxima.runs.layout import METRICS
+from proxima.runs.metrics import tag
 from proxima.track import append_file
 from proxima.track.json_lines import JsonLines
 from proxima.track.progress import ProgressDisplay, summary
-from proxima.track.tensor_board import TensorBoard, tag
+from proxima.track.tensor_board import TensorBoard
 from proxima.track.tracker import Tracker, make_tracker
 
 COMMON = {"iteration": 1.0, "global_step": 100.0, "steps_per_second": 1234.0, "episode_return": 5.0}
