@@ -76,6 +76,7 @@ def test_workers_and_help_do_not_pay_for_torch() -> None:
     assert "torch" not in loaded("import proxima.cli")
 
 
+@pytest.mark.slow
 def test_the_public_names_survive_the_import_of_the_rooms() -> None:
     code = (
         "import proxima.training.trainer, proxima.evaluate.policy\n"

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 BUILD = "from setuptools.build_meta import *; build_sdist('built'); build_wheel('built')"
 

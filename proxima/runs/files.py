@@ -18,10 +18,10 @@ import torch
 import yaml
 
 import proxima
-from proxima.runs.layout import CHECKPOINT, METADATA, checkpoint_name, entries, is_file
-from proxima.runs.temporary import locked_folder, temporary_name
 from proxima.config.yaml_files import MAX_BYTES, parse_yaml
 from proxima.errors import ProximaError, UsageError
+from proxima.runs.layout import CHECKPOINT, METADATA, checkpoint_name, entries, is_file
+from proxima.runs.temporary import locked_folder, temporary_name
 
 FORMAT_VERSION = 3
 _SEAL = "sealed: "  # the last line of the metadata: a checksum of all before it

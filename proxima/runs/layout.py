@@ -1,9 +1,9 @@
 """What lies in a run folder, and under which name: nobody else spells these.
 
-    runs/<name>/<yymmdd_hhmmss>/
-      config.yaml  lineage.yaml  metrics.jsonl  tb/  videos/  report/
-      <name>-<iteration>-<mmdd_hhmmss>/     a checkpoint: agent.pt metadata.yaml
-                                            and, to resume: optimizer.pt training_state.pt
+runs/<name>/<yymmdd_hhmmss>/
+  config.yaml  lineage.yaml  metrics.jsonl  tb/  videos/  report/
+  <name>-<iteration>-<mmdd_hhmmss>/     a checkpoint: agent.pt metadata.yaml
+                                        and, to resume: optimizer.pt training_state.pt
 """
 
 import re

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from proxima.config import load_config
+from proxima.errors import UsageError
 from proxima.nets.spec import Spec
 from proxima.runs import checkpoint
 from proxima.runs.checkpoint import Checkpoint
 from proxima.runs.layout import AGENT, CHECKPOINT, CONFIG, TRAINING_STATE, checkpoint_name, make_run_dir
 from proxima.runs.lineage import read_lineage, write_lineage
 from tests.resealed import tiny
-from proxima.errors import UsageError
 
 METADATA = {"config": {}, "spec": {}, "iteration": 3, "global_step": 0, "lineage": []}
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from proxima.runs import checkpoint
 from proxima.config import load_config
 from proxima.errors import UsageError
+from proxima.runs import checkpoint
 from proxima.training.resume import newest_of_name
 
 ROOT = Path(__file__).parents[2]
@@ -92,6 +92,7 @@ def test_lineages_in_a_circle_and_odd_times_still_give_one(job: Path) -> None:
 # Races ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_that_deletes_checkpoints_can_be_read_all_the_time(job: Path) -> None:
     run, over = job / "a", threading.Event()
     save(run, 10, episode_return=5.0)
@@ -196,6 +197,7 @@ def hidden(run: Path) -> list[Path]:
     return list(run.glob(".*"))
 
 
+@pytest.mark.slow
 def test_a_killed_save_leaves_nothing_after_a_sweep(job: Path) -> None:
     path = save(job / "a", 10)
     with saving(job / "a", "killed") as process:
@@ -206,6 +208,7 @@ def test_a_killed_save_leaves_nothing_after_a_sweep(job: Path) -> None:
     assert checkpoint.sweep(job) == 0 and checkpoint.sweep(job / "nowhere") == 0
 
 
+@pytest.mark.slow
 def test_a_save_in_another_process_is_left_alone(job: Path) -> None:
     save(job / "a", 10)
     with saving(job / "a", "alive") as process:

@@ -33,6 +33,7 @@ def weights(run: Any) -> dict[str, torch.Tensor]:
     return checkpoint.read(run.checkpoint, "agent.pt")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -74,6 +75,7 @@ def test_the_first_ratio_is_exactly_one_on_stacks() -> None:
     assert metrics["approx_kl"] == pytest.approx(0.0, abs=1e-12) and metrics["clip_fraction"] == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", ["off", "on"])
 def test_what_was_judged_while_acting_is_what_the_learner_would_find(compiled: str) -> None:
     options: dict[str, Any] = {"num_steps": 24, "minibatch_size": 96, "max_episode_steps": 9, "compile": compiled}
@@ -125,6 +127,7 @@ def test_a_rollout_of_eight_envs_and_1024_steps_keeps_58_megabytes_of_frames() -
     assert rollout.obs["obs"].untyped_storage().data_ptr() in stored
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -28,6 +28,7 @@ def probe_envs() -> None:
     probes.register()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "told"), [("linear", True), ("cosine", True), ("constant", False)])
 def test_a_longer_resume_says_that_the_learning_rate_goes_back(schedule: str, told: bool) -> None:
     options = SMALL | {"env": "InvertedPendulum-v5", "learning_rate": 1e-3, "lr_schedule": schedule}
@@ -46,6 +47,7 @@ def test_a_longer_resume_says_that_the_learning_rate_goes_back(schedule: str, to
         assert not notices[600, 1e-3] and not notices[1024, 5e-4]
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_between_rollouts_costs_an_episode_not_the_run(caplog: pytest.LogCaptureFixture) -> None:
     options = SMALL | {"env": "CartPole-v1", "vec_env_mode": "async", "num_workers": 2, "total_timesteps": 512}
     trainer = Trainer(load_config(None, options))
@@ -62,6 +64,7 @@ def test_a_worker_that_dies_between_rollouts_costs_an_episode_not_the_run(caplog
     assert "was killed by SIGKILL" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_changed_time_limit_is_followed_by_every_back_end() -> None:
     for mode in ("batch", "sync"):
         options = SMALL | {"env": "HalfCheetah-v5", "vec_env_mode": mode, "spread_episodes": False}
@@ -148,6 +151,7 @@ def test_auto_resume_starts_goes_on_and_ends(caplog: pytest.LogCaptureFixture) -
     assert first.run_dir != second.run_dir
 
 
+@pytest.mark.slow
 def test_an_inexact_env_is_named_at_the_start_and_at_the_resume(caplog: pytest.LogCaptureFixture) -> None:
     result = train(env="BipedalWalker-v3", total_timesteps=128, **SMALL)
     assert "will start new episodes, and so not be exact: BipedalWalker-v3: its Box2D world" in caplog.text
@@ -177,6 +181,7 @@ def test_the_best_checkpoint_outlives_the_newest(tmp_path: Path) -> None:
     assert [int(p.name.split("-")[1]) for p in checkpoint.list_checkpoints(tmp_path)] == [1, 4, 5]
 
 
+@pytest.mark.slow
 def test_a_disk_that_fails_does_not_end_the_run(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -191,6 +196,7 @@ def test_a_disk_that_fails_does_not_end_the_run(
     assert not list(run_dir.glob(".*")) and len(metrics(run_dir)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("what", ["iterator", "object"])
 def test_an_env_that_becomes_impossible_to_capture_is_told_and_trained_on(
@@ -204,6 +210,7 @@ def test_an_env_that_becomes_impossible_to_capture_is_told_and_trained_on(
     assert "This resume is not exact" in caplog.text
 
 
+@pytest.mark.slow
 def test_windows_of_the_envs_own_numbers_go_on() -> None:
     options = SMALL | {"env": "toy/Scorer-v0", "env_kwargs": {"success": True}, "total_timesteps": 512}
     options |= {"lr_schedule": "constant", "eval_every": 256, "eval_episodes": 2}
