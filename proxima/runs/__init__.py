@@ -1,1 +1,1 @@
-"""What a run leaves on disk: the folder's layout, its checkpoints, where it was resumed from, and what its metrics mean."""
+"""What a run leaves on disk: its folder's layout, checkpoints, lineage, and what its metrics mean."""

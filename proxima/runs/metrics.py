@@ -42,9 +42,7 @@ TABLES = {
             "undiscounted sum of raw rewards, mean of the last 100 finished episodes",
             healthy="rises",
         ),
-        Metric(
-            "episode_return_min", "episodes", "worst of these 100", otherwise="far below the best: a brittle policy"
-        ),
+        Metric("episode_return_min", "episodes", "worst of these 100", otherwise="far below the best: brittle"),
         Metric("episode_return_max", "episodes", "best of these 100"),
         Metric(
             "episode_length",
@@ -120,7 +118,7 @@ TABLES = {
             "policy_loss",
             "losses",
             "the clipped surrogate, negated",
-            healthy="small and negative; its size says little",
+            healthy="small, negative; its size says little",
         ),
         Metric(
             "value_loss",

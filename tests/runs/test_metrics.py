@@ -54,7 +54,7 @@ def test_every_metric_of_a_run_is_in_the_table(written: dict[str, set[str]], kin
 @pytest.mark.slow
 def test_every_metric_of_the_table_is_written_by_some_run(written: dict[str, set[str]]) -> None:
     names = set().union(*written.values())
-    assert {metric for metric in all_metrics()} == {find_metric(name) for name in names}
+    assert set(all_metrics()) == {find_metric(name) for name in names}
 
 
 def test_the_tables_of_the_page_are_those_of_the_package() -> None:
