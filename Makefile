@@ -4,7 +4,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: setup train test lint fuzz clean
+.PHONY: setup train check test lint fuzz clean
 
 setup: $(STAMP)
 
@@ -22,6 +22,10 @@ lint: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+# While you work: all but the slow tests.
+check: lint
+	$(VENV)/bin/pytest -n auto --maxprocesses 4 -m "not slow" $(ARGS)
 
 test: lint
 	$(VENV)/bin/pytest -n auto --maxprocesses 4 $(ARGS)

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from proxima import checkpoint
+from proxima.runs import checkpoint
 
 ROOT = Path(__file__).parent.parent
 FILES = ("agent.pt", "optimizer.pt", "training_state.pt")

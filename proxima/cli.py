@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import proxima
-from proxima.config import SECTIONS, all_options, find_option
+from proxima.config import SECTIONS, all_options, env_keywords, find_option
+from proxima.config.options import Option, nearest
 from proxima.errors import ProximaError, UsageError
-from proxima.options import Option, nearest
 
 _RESUME_ALIASES = ("--resume-from", "--resume", "--checkpoint")
 # What `train --help` shows; `--help-all` shows every option.
@@ -193,7 +193,7 @@ def _add_options(parser: argparse.ArgumentParser, all_help: bool) -> None:
     parser.add_argument("--help-all", action="help", help="show every option, in groups, and exit")
     for section, cls in SECTIONS.items():
         group = parser.add_argument_group(section, cls.__doc__)
-        for option in all_options().values():
+        for option in (*all_options().values(), *env_keywords().values()):
             if option.section == section:
                 _add_flag(group, option, is_shown=all_help or option.name in _COMMON_OPTIONS)
         if not all_help and not any(action.help is not argparse.SUPPRESS for action in group._group_actions):
@@ -229,7 +229,7 @@ def _with_dashes(argument: str) -> str:
 
 def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
     """The options that were given as flags, checked at once so that a bad one is named before anything is built."""
-    given = {name: value for name, value in vars(arguments).items() if name in all_options()}
+    given = {name: value for name, value in vars(arguments).items() if name in all_options() | env_keywords()}
     for name, value in given.items():
         option = find_option(name, source="flags")
         option.parse(value, source=option.flag)
@@ -281,9 +281,9 @@ def _run_training(config: str | None, resume_from: str | None, overrides: dict[s
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    from proxima import checkpoint
     from proxima.evaluate.episodes import evaluate
     from proxima.evaluate.video import record_checkpoint, watch_checkpoint
+    from proxima.runs import checkpoint
 
     _hear_interrupts()
     seed = find_option("seed", source="").parse(arguments.seed, source="--seed")
@@ -314,9 +314,9 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from proxima import checkpoint
     from proxima.evaluate.export import export, signature
     from proxima.evaluate.policy import load_policy
+    from proxima.runs import checkpoint
 
     _hear_interrupts()
     folder = checkpoint.find(arguments.path, best=arguments.best)

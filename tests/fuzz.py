@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config import all_options
-from proxima.options import Option
+from proxima.config.options import Option
 
 ENVS = (
     *("CartPole-v1", "Pendulum-v1", "Hopper-v5", "InvertedPendulum-v5", "FrozenLake-v1", "Blackjack-v1"),

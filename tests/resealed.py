@@ -10,11 +10,11 @@ import gymnasium as gym
 import torch
 import yaml
 
-from proxima import checkpoint
 from proxima.config import load_config
 from proxima.envs.gymnasium.spaces import ObservationLayout
 from proxima.nets.make import make_policy
 from proxima.nets.spec import Spec
+from proxima.runs import checkpoint
 
 VALUES = (None, 5, "x", [], {}, -1, 0, True, float("nan"), float("inf"), 10**400, [None], {"x": "y"}, "1" * 5000)
 

@@ -52,6 +52,7 @@ def test_bad_input_is_one_line_with_code_2_and_leaves_nothing(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_train_evaluate_resume_in_real_processes(tmp_path: Path) -> None:
     done = proxima("train", "--env", "InvertedPendulum-v5", "--name", "pole", *SMALL, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -73,6 +74,7 @@ def test_train_evaluate_resume_in_real_processes(tmp_path: Path) -> None:
     assert again.returncode == 2 and "raise --total-timesteps" in again.stderr
 
 
+@pytest.mark.slow
 def test_bench_shows_the_phases_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--env", "InvertedPendulum-v5", "--seconds", "0.1", "--compile", "off", *SMALL]) == 0
     text = capsys.readouterr().out
@@ -105,6 +107,7 @@ def test_completion_scripts_know_the_flags(capsys: pytest.CaptureFixture[str]) -
     assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
 
 
+@pytest.mark.slow
 def test_quiet_and_negated_flags(tmp_path: Path) -> None:
     done = proxima("train", "--env", "CartPole-v1", *SMALL, "--quiet", "--no-tensorboard", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "")
@@ -113,11 +116,13 @@ def test_quiet_and_negated_flags(tmp_path: Path) -> None:
     (run / "config.yaml").read_text().index("tensorboard: false")
 
 
+@pytest.mark.slow
 def test_no_resume_is_proposed_where_none_is_possible(tmp_path: Path) -> None:
     done = proxima("train", "--env", "CartPole-v1", *SMALL, "--no-save-optimizer", cwd=tmp_path)
     assert "evaluate" in done.stdout and "resume" not in done.stdout
 
 
+@pytest.mark.slow
 def test_brackets_in_names_are_not_markup(tmp_path: Path) -> None:
     names = ["--runs-dir", "a[/b]c", "--name", "[red]x"]
     done = proxima("train", "--env", "CartPole-v1", *SMALL, *names, cwd=tmp_path)

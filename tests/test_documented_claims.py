@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from proxima import train
 
 ROOT = Path(__file__).parent.parent
@@ -22,6 +24,7 @@ def test_only_rows_with_an_evaluation_have_its_numbers() -> None:
     assert "of the latest evaluation" not in text and "`null` in all other rows" in text
 
 
+@pytest.mark.slow
 def test_load_policy_imports_what_the_documentation_says() -> None:
     small = {"num_envs": 2, "num_steps": 16, "minibatch_size": 16, "total_timesteps": 32, "update_epochs": 1}
     result = train(env="CartPole-v1", compile="off", tensorboard=False, progress=False, **small)

@@ -26,6 +26,7 @@ print(first, faults())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(LIBC[0] != "glibc" or LIBC[1] < (2, 35), reason=f"{LIBC} cannot be told to keep 64 MiB")
 def test_memory_that_is_freed_is_used_again() -> None:
     process = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True)

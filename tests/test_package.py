@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 BUILD = "from setuptools.build_meta import *; build_sdist('built'); build_wheel('built')"
 
@@ -18,8 +20,9 @@ BUILD = "from setuptools.build_meta import *; build_sdist('built'); build_wheel(
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("package") / "copy"
-    ignored = shutil.ignore_patterns(".*", "build", "dist", "runs", "*.egg-info", "__pycache__")
-    shutil.copytree(ROOT, copy, ignore=ignored)
+    ignored = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")
+    outputs = {str(ROOT): {"runs"}}  # those at the top alone: proxima/runs and tests/runs are ours
+    shutil.copytree(ROOT, copy, ignore=lambda folder, names: ignored(folder, names) | outputs.get(folder, set()))
     done = subprocess.run([sys.executable, "-c", BUILD], cwd=copy, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return copy / "built"
@@ -38,9 +41,9 @@ def test_the_index_page_has_authors_addresses_classifiers_and_pictures(built: Pa
     assert all((ROOT / target.partition("/raw/main/")[2]).is_file() for target in pictures)
 
 
-def test_the_sdist_has_every_test(built: Path) -> None:
+def test_the_sdist_has_every_file_and_every_test(built: Path) -> None:
     (archive,) = built.glob("*.tar.gz")
     with tarfile.open(archive) as files:
         packed = {name.partition("/")[2] for name in files.getnames()}
-    ours = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("*.py")}
+    ours = {str(path.relative_to(ROOT)) for room in ("proxima", "tests") for path in (ROOT / room).rglob("*.py")}
     assert ours <= packed and {"configs/halfcheetah.yaml", "Makefile"} <= packed

@@ -186,7 +186,7 @@ def evaluate(
         seconds = time.perf_counter() - start
     finally:
         world.close()
-    return Evaluation(env_id, str(saved.folder), done, seconds, deterministic, seed, saved.hold)
+    return Evaluation(env_id, str(saved.checkpoint.path), done, seconds, deterministic, seed, saved.hold)
 
 
 @torch.no_grad()

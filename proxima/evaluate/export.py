@@ -20,13 +20,13 @@ from typing import IO, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from proxima import checkpoint
 from proxima.errors import UsageError
 from proxima.evaluate.restored import restore_policy
 from proxima.nets.encoders import Tanh
 from proxima.nets.policy import Policy
 from proxima.nets.spec import ActionSpec, ObsSpec
 from proxima.nets.trunk import Obs
+from proxima.runs.checkpoint import Checkpoint
 
 SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt"}
 
@@ -43,7 +43,7 @@ def export(path: str | Path, *, format: str, out: str | Path | None = None) -> P
         raise UsageError(f"format is {format!r}, but it must be one of {', '.join(SUFFIXES)}.")
     _require_packages(format)
     saved = restore_policy(path)
-    target = _beside(saved.folder, SUFFIXES[format]) if out is None else Path(out)
+    target = _beside(saved.checkpoint, SUFFIXES[format]) if out is None else Path(out)
     with _whole_file(target) as file, _quiet(), torch.no_grad():
         file.write(_WRITERS[format](DeterministicPolicy(saved.policy)))
     return target
@@ -218,9 +218,9 @@ def _quiet() -> Iterator[None]:
 # Files ---------------------------------------------------------------------------------------------------------------
 
 
-def _beside(folder: Path, suffix: str) -> Path:
+def _beside(checkpoint: Checkpoint, suffix: str) -> Path:
     """In the run's folder, not in the checkpoint's, which may be pruned."""
-    return checkpoint.run_dir(folder) / f"{folder.resolve().name}{suffix}"
+    return checkpoint.run_dir / f"{checkpoint.path.resolve().name}{suffix}"
 
 
 @contextlib.contextmanager

@@ -6,25 +6,22 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from proxima import checkpoint
-from proxima.config import config_from_dict
 from proxima.errors import UsageError
 from proxima.evaluate import page
 from proxima.evaluate.episodes import Evaluation
-from proxima.evaluate.policy import load_policy
 from proxima.evaluate.policy_analysis import PolicyAnalysis
+from proxima.evaluate.restored import restore_policy
 from proxima.evaluate.value_analysis import ValueAnalysis
 from proxima.nets.policy import Policy
+from proxima.runs.layout import REPORT
 
 
 def write_report(evaluation: Evaluation, *, value: bool, policy: bool) -> tuple[Path, list[str]]:
     """Write an analysis of traced episodes to the run's `report/`; returns the page and the summary lines."""
     from proxima.evaluate import plots  # a second to import
 
-    folder = Path(evaluation.checkpoint)
-    config = config_from_dict(checkpoint.read_metadata(folder)["config"], source=str(folder))
-    agent = load_policy(folder).policy
-    target = checkpoint.run_dir(folder) / "report"
+    saved = restore_policy(evaluation.checkpoint)
+    agent, config, target = saved.policy, saved.config, saved.checkpoint.run_dir / REPORT
     sections: list[tuple[str, list[str], list[Path]]] = []
     try:
         target.mkdir(exist_ok=True)

@@ -3,7 +3,6 @@
 A checkpoint may come from anybody. Its checksums say that it is as it was written, not that it was written by Proxima.
 """
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,30 +11,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxima import checkpoint
-from proxima.config import Config, config_from_dict
+from proxima.config import Config
 from proxima.envs.action_hold import Hold
 from proxima.errors import UsageError
 from proxima.nets.make import make_policy
 from proxima.nets.policy import Policy
 from proxima.nets.spec import Spec
+from proxima.runs import checkpoint
+from proxima.runs.checkpoint import Checkpoint
+from proxima.runs.layout import AGENT
 
 _TRIES = 10
 
 
 @dataclass(frozen=True)
 class Restored:
-    """A trained policy, and what its checkpoint says about it."""
+    """A checkpoint with the policy that it holds."""
 
-    folder: Path
+    checkpoint: Checkpoint
     policy: Policy
     """On the CPU, in eval mode."""
     config: Config
     hold: Hold
     """For how many env steps each action was held when the checkpoint was written."""
-    global_step: int
-    episode_return: float
-    """Mean over the last 100 training episodes; NaN where it is not known."""
 
 
 def restore_policy(path: str | Path) -> Restored:
@@ -57,9 +55,8 @@ def restore_policy(path: str | Path) -> Restored:
 
 
 def _restore(folder: Path) -> Restored:
-    metadata = checkpoint.read_metadata(folder)
-    config = config_from_dict(metadata["config"], source=str(folder))
-    spec, state = Spec.from_dict(metadata["spec"]), checkpoint.read(folder, "agent.pt")
+    saved = Checkpoint(folder)
+    config, spec, state = saved.config, Spec.from_dict(saved.spec), saved.state(AGENT)
     # The weights come from the file: drawing them first would take time, and move the caller's generator.
     quick = replace(config, policy=replace(config.policy, orthogonal_init=False))
     _check_layers(config, state)
@@ -71,15 +68,7 @@ def _restore(folder: Path) -> Restored:
     policy.load_state_dict(state)
     policy.eval()
     _check_action(policy)
-    episode_return = metadata.get("episode_return")
-    return Restored(
-        folder,
-        policy,
-        config,
-        Hold(**metadata.get("action_hold", {})),
-        metadata["global_step"],
-        episode_return if isinstance(episode_return, float) else math.nan,
-    )
+    return Restored(saved, policy, config, Hold(**saved.hold))
 
 
 def _check_layers(config: Config, state: Any) -> None:

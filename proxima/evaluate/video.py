@@ -15,7 +15,6 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from proxima import checkpoint
 from proxima.envs.action_hold import Hold
 from proxima.envs.gymnasium.env_group import ENV_ERRORS, Recipe
 from proxima.envs.gymnasium.spaces import step_seconds
@@ -27,6 +26,7 @@ from proxima.evaluate.mp4 import Mp4Writer
 from proxima.evaluate.policy import LoadedPolicy
 from proxima.evaluate.restored import Restored, restore_policy
 from proxima.evaluate.world import chosen_env, refuse_window
+from proxima.runs.layout import VIDEOS
 
 Act = Callable[[Any], Any]
 """From one observation of the env to an action of the env."""
@@ -129,13 +129,13 @@ def record_checkpoint(
     saved = restore_policy(path)
     act, env_id, options = _cast(saved, env=env, env_kwargs=env_kwargs, seed=seed, deterministic=deterministic)
     how = f"-seed{seed}{f'-{length}steps' if length else ''}{'' if deterministic else '-stochastic'}"
-    target = video_path(checkpoint.run_dir(saved.folder), env_id, saved.global_step, how)
+    target = video_path(saved.checkpoint.run_dir, env_id, saved.checkpoint.global_step, how)
     return record(act, env_id, path=target, seed=seed, length=length, **options)
 
 
 def video_path(run_dir: Path, env_id: str, step: int, how: str = "") -> Path:
     """Where a run's video after so many training steps is, in letters that every file system takes."""
-    return run_dir / "videos" / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', env_id)}-step{step}{how}.mp4"
+    return run_dir / VIDEOS / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', env_id)}-step{step}{how}.mp4"
 
 
 def watch_checkpoint(

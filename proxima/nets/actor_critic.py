@@ -21,12 +21,12 @@ from proxima.algo.distributions import (
     TanhGaussian,
 )
 from proxima.algo.normalize import ObsNormalizer
+from proxima.config.sections import NormalizeOptions, PolicyOptions
 from proxima.errors import UsageError
 from proxima.nets.encoders import MLP, init_layer, is_image
 from proxima.nets.policy import Acted, Obs, Policy
 from proxima.nets.spec import ActionSpec, Spec
 from proxima.nets.trunk import Encoders, Trunk, encoder_options
-from proxima.sections import NormalizeOptions, PolicyOptions
 
 
 class ActionHead(nn.Module):

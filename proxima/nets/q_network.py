@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from proxima.algo.distributions import EpsilonGreedy
 from proxima.algo.normalize import ObsNormalizer
+from proxima.config.sections import NormalizeOptions, PolicyOptions
 from proxima.errors import UsageError
 from proxima.nets.encoders import MLP, init_layer, is_image
 from proxima.nets.policy import Acted, Obs, Policy
 from proxima.nets.spec import Spec
 from proxima.nets.trunk import Trunk, encoder_options
-from proxima.sections import NormalizeOptions, PolicyOptions
 
 
 class QHead(nn.Module):

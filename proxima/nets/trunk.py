@@ -8,12 +8,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from proxima.config.options import Option, nearest, option, options_of
+from proxima.config.sections import PolicyOptions
 from proxima.errors import UsageError
 from proxima.nets.encoders import CNN, MLP, is_image
 from proxima.nets.memory import Memory
 from proxima.nets.spec import ObsSpec
-from proxima.options import Option, nearest, option, options_of
-from proxima.sections import PolicyOptions
 
 Obs = dict[str, Tensor]
 

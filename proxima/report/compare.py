@@ -12,6 +12,7 @@ from proxima.evaluate import page
 from proxima.evaluate.statistics import FEWEST, Summary
 from proxima.report.comparison import Comparison, Improvement, Result, comparable, compare
 from proxima.report.runs import Group, differing, load_groups, used_options
+from proxima.runs.layout import VIDEOS
 from proxima.text import number
 
 log = logging.getLogger("proxima")
@@ -179,7 +180,7 @@ def _runs(comparison: Comparison) -> list[tuple[str, ...]]:
 
 def _videos(group: Group) -> list[str]:
     """The newest video of the group, if there is one and it is not too large."""
-    files = [file for run in group.runs for file in (run.path / "videos").glob("*.mp4") if file.is_file()]
+    files = [file for run in group.runs for file in (run.path / VIDEOS).glob("*.mp4") if file.is_file()]
     files = [file for file in files if file.stat().st_size <= LARGEST_VIDEO]
     if not files:
         return []

@@ -7,22 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from proxima.config.yaml_files import read_yaml
 from proxima.errors import UsageError
-from proxima.yaml_files import read_yaml
+from proxima.runs.layout import CONFIG, METRICS, is_file
+from proxima.runs.lineage import read_lineage
 
-METRICS = "metrics.jsonl"
 FIRST_ALGORITHM = "ppo"
 """Of runs from before there was a choice."""
 LARGEST = 1e30
 """Magnitude above which a number is taken for damage: sums of such numbers overflow."""
-
-
-def is_file(path: Path) -> bool:
-    """Whether there is such a file; False also for paths that no file can have."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # too long; a NUL in it
-        return False
 
 
 def read_columns(file: Path) -> tuple[dict[str, np.ndarray], int]:
@@ -64,7 +57,7 @@ def _number(value: Any) -> float:
 
 def read_options(folder: Path) -> dict[str, Any]:
     """All options of a run in one level; none where it has no config.yaml."""
-    file = folder / "config.yaml"
+    file = folder / CONFIG
     if not file.exists():
         return {}
     sections = read_yaml(file, what="the config")
@@ -82,20 +75,9 @@ def read_options(folder: Path) -> dict[str, Any]:
 
 def read_parents(folder: Path) -> list[Path]:
     """The runs that a run was resumed from, the first one first; where folders were moved together, beside it."""
-    file = folder / "lineage.yaml"
-    if not file.exists():
-        return []
-    content = read_yaml(file, what="the lineage")
-    lineage = content.get("lineage") if isinstance(content, dict) else None
-    if not isinstance(lineage, list):
-        found = "missing" if lineage is None else repr(lineage)[:80]
-        raise UsageError(
-            f"the lineage {file} cannot be used: lineage is {found}, but should be a list of checkpoints. Without the "
-            "file, the run is compared without the runs before it."
-        )
     parents = []
-    for checkpoint in lineage:
-        parent = Path(str(checkpoint)).parent
+    for checkpoint in read_lineage(folder):
+        parent = Path(checkpoint).parent
         places = [place for place in (parent, folder.parent / parent.name) if is_file(place / METRICS)]
         if places and places[0].resolve() != folder.resolve():
             parents.append(places[0])

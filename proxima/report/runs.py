@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from proxima.config import find_option
+from proxima.config import compared_options, find_option
 from proxima.errors import UsageError
-from proxima.report.run_files import FIRST_ALGORITHM, METRICS, is_file, joined, read_columns, read_options, read_parents
+from proxima.report.run_files import FIRST_ALGORITHM, joined, read_columns, read_options, read_parents
+from proxima.runs.layout import CONFIG, METRICS, is_file
 
-# Options that do not change what is learned: a group of runs may differ in them.
-_INCIDENTAL_SECTIONS = ("checkpoint", "evaluation", "track")
-_INCIDENTAL = ("name", "seed", "runs_dir", "device", "num_threads")
 _ALGORITHM_SECTIONS = ("ppo", "dqn")
 _MOST_IN_LABEL = 3
 LONGEST_LABEL = 80
@@ -95,7 +93,7 @@ def load_groups(paths: Sequence[str]) -> list[Group]:
     groups = [Group(label, _without_ancestors(runs)) for label, runs in named.items()]
     by_options: dict[str, list[Run]] = {}
     for run in _without_ancestors(others):
-        by_options.setdefault(_plain(_essential(run.options)), []).append(run)
+        by_options.setdefault(_plain(compared_options(run.options)), []).append(run)
     found = [Group("", runs) for runs in by_options.values()]
     for group, label in zip(found, _labels(found), strict=True):
         group.label = _shortened(label)
@@ -109,7 +107,7 @@ def load_runs(path: Path) -> list[Run]:
     is_folder = _exists(path) and path.is_dir()
     files = (sorted(path.glob(f"*/{METRICS}")) or sorted(path.glob(f"*/*/{METRICS}"))) if is_folder else []
     if not files:
-        what = "holds no run (no metrics.jsonl in it or below)" if is_folder else "is not a run's folder"
+        what = f"holds no run (no {METRICS} in it or below)" if is_folder else "is not a run's folder"
         raise UsageError(
             f"{_shortened(str(path))} {what}: give the folders that `proxima train` made, such as runs/HalfCheetah-v5."
         )
@@ -127,8 +125,8 @@ def load_run(folder: Path) -> Run:
 
 def differing(groups: Sequence[Group]) -> list[str]:
     """Names of the options that are not the same in all groups."""
-    seen = [used_options(group) for group in groups]
-    names = dict.fromkeys(name for options in seen for name in _essential(options))
+    seen = [compared_options(used_options(group)) for group in groups]
+    names = dict.fromkeys(name for options in seen for name in options)
     shown = [name for name in names if any(_was_chosen(name, options) for options in seen)]
     return [name for name in shown if len({_plain(options.get(name)) for options in seen}) > 1]
 
@@ -144,20 +142,12 @@ def _was_chosen(name: str, options: dict[str, Any]) -> bool:
     """Whether an option is worth showing: those of a single algorithm only where they differ from the default."""
     if name not in options:
         return False
-    return _section(name) not in _ALGORITHM_SECTIONS or options[name] != find_option(name, source="config.yaml").default
-
-
-def _essential(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name not in _INCIDENTAL and not _is_incidental(name)}
-
-
-def _is_incidental(name: str) -> bool:
-    return _section(name) in _INCIDENTAL_SECTIONS
+    return _section(name) not in _ALGORITHM_SECTIONS or options[name] != find_option(name, source=CONFIG).default
 
 
 def _section(name: str) -> str | None:
     try:
-        return find_option(name, source="config.yaml").section
+        return find_option(name, source=CONFIG).section
     except UsageError:  # of another version
         return None
 

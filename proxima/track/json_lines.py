@@ -5,18 +5,17 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
+from proxima.runs.layout import METRICS
 from proxima.track.append_file import AppendFile
-
-METRICS_FILE = "metrics.jsonl"
 
 
 class JsonLines:
     """Appends one line per iteration; NaN and infinity, which JSON does not have, become null."""
 
-    name = METRICS_FILE
+    name = METRICS
 
     def __init__(self, run_dir: Path):
-        self._file = AppendFile(run_dir / METRICS_FILE)
+        self._file = AppendFile(run_dir / METRICS)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append the metrics of one iteration."""

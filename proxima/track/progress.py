@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from proxima.sections import TrackOptions
+from proxima.config.sections import TrackOptions
 from proxima.text import number
 
 _PROGRESS_LINE_SECONDS = 30.0

@@ -12,23 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from proxima.runs.layout import TENSOR_BOARD
+from proxima.runs.metrics import tag
 from proxima.track.append_file import AppendFile
-
-# Group of a metric by the first of these names that begins it; all others are about the update.
-_GROUPS = {
-    "eval_": "eval",
-    "episode": "episodes",
-    "action_hold": "hold",
-    "decisions": "hold",
-    "steps_per_second": "speed",
-    "wall_time": "speed",
-    "worker_restarts": "faults",
-    "policy_loss": "losses",
-    "value_loss": "losses",
-    "q_loss": "losses",
-    "entropy": "losses",
-}
-_NOT_SHOWN = ("iteration", "global_step")  # the axis itself
 
 
 class TensorBoard:
@@ -42,7 +28,7 @@ class TensorBoard:
         from tensorboard.compat.proto.event_pb2 import Event
 
         self._event = Event
-        folder = run_dir / "tb"
+        folder = run_dir / TENSOR_BOARD
         folder.mkdir(exist_ok=True)
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.0"
         self._path = folder / name
@@ -53,22 +39,14 @@ class TensorBoard:
         """One event with all metrics that have a value."""
         event = self._event(wall_time=time.time(), step=step)
         for name, value in metrics.items():
-            if name not in _NOT_SHOWN and math.isfinite(value):
-                event.summary.value.add(tag=tag(name), simple_value=value)
+            if (shown_as := tag(name)) is not None and math.isfinite(value):
+                event.summary.value.add(tag=shown_as, simple_value=value)
         self._path.parent.mkdir(exist_ok=True)  # somebody may have deleted it
         self._file.append(_record(event))
 
     def close(self) -> None:
         """Write what is left and close the file."""
         self._file.close()
-
-
-def tag(metric: str) -> str:
-    """The name of a metric in TensorBoard, which has a group in front."""
-    if metric.endswith("_seconds") and not metric.startswith("action_hold"):
-        return f"speed/{metric}"
-    group = next((group for start, group in _GROUPS.items() if metric.startswith(start)), "update")
-    return f"{group}/{metric}"
 
 
 def _record(event: Any) -> bytes:

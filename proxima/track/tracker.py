@@ -7,9 +7,9 @@ from typing import Protocol
 
 from rich.console import Console
 
+from proxima.config.sections import TrackOptions
 from proxima.errors import UsageError
-from proxima.sections import TrackOptions
-from proxima.track.json_lines import METRICS_FILE, JsonLines
+from proxima.track.json_lines import JsonLines
 from proxima.track.progress import ProgressDisplay
 from proxima.track.tensor_board import TensorBoard
 
@@ -82,6 +82,3 @@ def make_tracker(
             ) from error
     writers.append(ProgressDisplay(options, total_steps=total_steps, first_step=first_step, console=console))
     return Tracker(writers)
-
-
-__all__ = ["METRICS_FILE", "Tracker", "Writer", "make_tracker"]

@@ -11,6 +11,7 @@ from proxima.algo.learner import Learner
 from proxima.algo.schedules import scheduled
 from proxima.config import Config
 from proxima.nets.policy import Policy
+from proxima.runs.layout import OPTIMIZER
 from proxima.training.collector import Collector
 from proxima.training.setup import Parts, Threads
 
@@ -116,4 +117,4 @@ class Algorithm(ABC):
 
 def optimizer_file(learner: str) -> str:
     """The checkpoint's file with a learner's optimizer."""
-    return "optimizer.pt" if learner == "learner" else f"{learner}.opt.pt"
+    return OPTIMIZER if learner == "learner" else f"{learner}.opt.pt"

@@ -70,7 +70,7 @@ class Examiner:
             self._env = make_env(
                 env.env,
                 num_envs=min(self.config.evaluation.eval_episodes, MOST_ENVS),
-                env_kwargs=env.kwargs,
+                env_kwargs=env.env_kwargs,
                 max_episode_steps=env.max_episode_steps,
             )
         self._env.hold = hold
@@ -96,7 +96,7 @@ class Examiner:
             policy.act,
             env.env,
             path=video_path(run_dir, env.env, step),
-            env_kwargs=env.kwargs,
+            env_kwargs=env.env_kwargs,
             max_episode_steps=env.max_episode_steps,
             seed=self.config.run.seed,
             length=self.config.evaluation.video_length,

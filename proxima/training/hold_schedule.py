@@ -3,9 +3,9 @@
 import numpy as np
 
 from proxima.config import Config
+from proxima.config.sections import EnvOptions
 from proxima.envs.action_hold import Hold, steps_of
 from proxima.errors import UsageError
-from proxima.sections import EnvOptions
 
 
 class HoldSchedule:

@@ -5,35 +5,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from proxima import checkpoint
-from proxima.config import Config, all_options, config_from_dict, load_config
+from proxima.config import Config, changes_at_resume, load_config
 from proxima.errors import UsageError
+from proxima.runs import checkpoint
+from proxima.runs.checkpoint import Checkpoint
 
 log = logging.getLogger("proxima")
 
-# What the weights, the generators and the states of the envs belong to.
-_FIXED = {"algorithm", "env", "env_kwargs", "num_envs", "seed", "normalize_obs"}
-# What may change without a word: where and how long, not what is learned.
-_FREE = {"total_timesteps", "name", "runs_dir", "auto_resume", "rom"}
-_FREE_SECTIONS = {"checkpoint", "track"}
-
 
 def resumed_config(source: Path, path: str | Path | None, overrides: Mapping[str, Any]) -> Config:
-    """The options of a checkpoint, changed by a file and by flags; what differs is told, or refused."""
-    saved = checkpoint.read_metadata(source)["config"]
+    """The options of a checkpoint, changed by a file and by flags; what differs is reported, or refused."""
+    saved = Checkpoint(source)
     with checkpoint.explained(source):
-        before, after = (config_from_dict(saved, source=str(source)) for _ in range(2))
+        before, after = saved.config, saved.config
     after = load_config(path, overrides, base=after)
     if "runs_dir" not in {name.replace("-", "_") for name in overrides} and len(source.parents) > 2:
         after.run.runs_dir = str(source.parents[2])  # beside its own run, wherever that has been moved to
     refused: list[str] = []
     changed: list[str] = []
-    for option in all_options().values():
-        old, new = (getattr(getattr(config, option.section), option.name) for config in (before, after))
-        if old == new or option.name in _FREE or option.section in _FREE_SECTIONS:
-            continue
-        difference = f"{option.name} {old} -> {new}"
-        (refused if option.name in _FIXED or option.section == "policy" else changed).append(difference)
+    for option, old, new in changes_at_resume(before, after):
+        (refused if option.resume == "fixed" else changed).append(f"{option.name} {old} -> {new}")
     if refused:
         raise UsageError(
             f"a resume cannot change {', '.join(refused)} of {source}: leave that out, or start a new run."
@@ -45,13 +36,13 @@ def resumed_config(source: Path, path: str | Path | None, overrides: Mapping[str
 
 def is_complete(source: Path, config: Config) -> bool:
     """Whether a checkpoint already has all the steps that are asked for."""
-    return bool(checkpoint.read_metadata(source)["global_step"] >= config.run.total_timesteps)
+    return Checkpoint(source).global_step >= config.run.total_timesteps
 
 
 def check_incomplete(source: Path, config: Config) -> None:
     """A UsageError where there is nothing left to train."""
     if is_complete(source, config):
-        done = checkpoint.read_metadata(source)["global_step"]
+        done = Checkpoint(source).global_step
         raise UsageError(
             f"{source} already has {done:,} of total_timesteps {config.run.total_timesteps:,}: raise "
             "--total-timesteps to train on."

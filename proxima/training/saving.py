@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from proxima import checkpoint
-from proxima.config import Config, config_from_dict
+from proxima.config import Config
 from proxima.envs.action_hold import Hold
 from proxima.evaluate.restored import check_weights
+from proxima.runs import checkpoint
+from proxima.runs.checkpoint import Checkpoint
+from proxima.runs.layout import AGENT, TRAINING_STATE
 from proxima.training.examiner import passed
 from proxima.training.seeding import stream_seed
 
@@ -32,11 +34,11 @@ def snapshot(trainer: "Trainer") -> Boundary | None:
     config, source = trainer.config, trainer.source
     if not config.checkpoint.save_checkpoint:
         return None
-    files: dict[str, Any] = {"agent.pt": copies(trainer.policy.state_dict())}
+    files: dict[str, Any] = {AGENT: copies(trainer.policy.state_dict())}
     if config.checkpoint.save_optimizer:
         own, state = trainer.algorithm.get_state()
         state |= {"iteration": trainer.iteration, "examiner": trainer.examiner.get_state()}
-        files |= own | {"training_state.pt": state}
+        files |= own | {TRAINING_STATE: state}
     metadata = {
         "name": config.name,
         "iteration": trainer.iteration,
@@ -54,28 +56,28 @@ def snapshot(trainer: "Trainer") -> Boundary | None:
 
 def restore(trainer: "Trainer", path: Path) -> None:
     """Go on from a checkpoint; what is not as it was is added to the trainer's notices."""
-    metadata, state = checkpoint.read_metadata(path), checkpoint.read(path, "training_state.pt")
+    saved = Checkpoint(path)
+    state, weights = saved.state(TRAINING_STATE), saved.state(AGENT)
 
     def read(name: str) -> Any | None:
-        return checkpoint.read(path, name) if name in metadata["checksums"] else None
+        return saved.state(name) if saved.has(name) else None
 
     config, algorithm, source = trainer.config, trainer.algorithm, trainer.source
-    weights = checkpoint.read(path, "agent.pt")
     check_weights(weights, trainer.policy.state_dict())
     trainer.policy.load_state_dict(weights)
     trainer.iteration = state["iteration"]
     trainer.examiner.set_state(state["examiner"])
     seed = stream_seed(config.run.seed + trainer.iteration, "resumed envs") % 2**31
     different = algorithm.set_state(read, state, new_episodes_seed=seed)
-    algorithm.follow_changes(config_from_dict(metadata["config"], source=str(path)))
+    algorithm.follow_changes(saved.config)
     if not source.in_old_episodes:
         different.append(f"{path} has no state that fits these envs; new episodes")
     trainer.notices += [f"This resume is not exact: {what}." for what in different]
     progress = min(1.0, source.global_step / config.run.total_timesteps)
     if source.hold_schedule is not None:
-        trainer.notices += source.hold_schedule.changed_by_resume(Hold(**metadata["action_hold"]), progress)
+        trainer.notices += source.hold_schedule.changed_by_resume(Hold(**saved.hold), progress)
     trainer.notices += algorithm.changed_by_resume(progress)
-    trainer.lineage = [*metadata["lineage"], str(path.resolve())]
+    trainer.lineage = [*saved.lineage, str(path.resolve())]
 
 
 class Saver:

@@ -72,7 +72,7 @@ def build_env(config: Config) -> VecEnv:
         env.env,
         num_envs=env.num_envs,
         mode=env.vec_env_mode,
-        env_kwargs=env.kwargs,
+        env_kwargs=env.env_kwargs,
         max_episode_steps=env.max_episode_steps,
         num_workers=env.num_workers,
         spread_episodes=env.spread_episodes,

@@ -11,7 +11,6 @@ from typing import Any
 
 from rich.console import Console
 
-from proxima import checkpoint
 from proxima.algorithms import ALGORITHMS, find_attribute
 from proxima.compiling import float32_by_default, freeze_garbage, process_settings_kept
 from proxima.config import Config, load_config
@@ -19,13 +18,14 @@ from proxima.errors import ProximaError, UsageError
 from proxima.evaluate.restored import restore_policy
 from proxima.machine import keep_freed_memory
 from proxima.nets.policy import Policy
+from proxima.runs import checkpoint
+from proxima.runs.layout import make_run_dir
 from proxima.track.progress import make_console
 from proxima.track.tracker import Tracker, make_tracker
 from proxima.training import saving, setup
 from proxima.training.algorithm import Algorithm
 from proxima.training.examiner import Examiner
 from proxima.training.resume import check_incomplete, is_complete, newest_of_name, resumed_config
-from proxima.training.run_folder import make_run_dir
 from proxima.training.signals import Interrupted, StopSignals
 
 log = logging.getLogger("proxima")
@@ -305,8 +305,8 @@ def finished_result(source: Path) -> TrainResult:
     return TrainResult(
         run_dir=source.parent,
         checkpoint=source,
-        episode_return=saved.episode_return,
-        global_step=saved.global_step,
+        episode_return=saved.checkpoint.episode_return,
+        global_step=saved.checkpoint.global_step,
         policy=saved.policy,
         config=saved.config,
     )

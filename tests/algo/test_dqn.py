@@ -190,6 +190,7 @@ def test_a_nan_is_named() -> None:
         learner.metrics()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("return_steps", [1, 3])
 @pytest.mark.parametrize("double", [False, True])
 def test_a_chain_whose_values_are_known(double: bool, return_steps: int) -> None:
@@ -275,6 +276,7 @@ def test_the_target_network_values_an_image_once(double: bool, monkeypatch: pyte
     assert asked == 12 * 160 and 12 * 16 < valued < asked / 4
 
 
+@pytest.mark.slow
 def test_compiled_agrees_with_eager() -> None:
     eager, replay, _ = make(double_q=True, learning_rate=1e-3)
     compiled, _, _ = make(double_q=True, learning_rate=1e-3, compile="on")

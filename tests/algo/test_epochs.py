@@ -38,6 +38,7 @@ def run(epochs: Epochs, order: Tensor) -> tuple[AdamState, Tensor]:
     return state, total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("largest", [0, 3])
 @pytest.mark.parametrize("count", [1, 4])
 def test_rows_one_after_the_other_give_the_same_in_every_way(
@@ -53,6 +54,7 @@ def test_rows_one_after_the_other_give_the_same_in_every_way(
     torch.testing.assert_close((*eager, total), (*compiled, same))
 
 
+@pytest.mark.slow
 def test_rows_in_any_order_are_taken_by_the_loop() -> None:
     order = torch.randperm(12, generator=torch.Generator().manual_seed(0)).view(4, 3)
     eager, total = run(make(compiled=False), order)
@@ -62,6 +64,7 @@ def test_rows_in_any_order_are_taken_by_the_loop() -> None:
     torch.testing.assert_close((*eager, total), (*compiled, same))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 4])
 def test_learners_beside_each_other_keep_to_their_own_code(count: int) -> None:
     """Of the same shapes, and called in turn."""

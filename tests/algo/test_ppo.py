@@ -254,6 +254,7 @@ COMPILED = {kind: case for kind, case in KINDS.items() if "memory" not in case[1
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", COMPILED)
 def test_compiled_agrees_with_eager(kind: str) -> None:
     action, options = COMPILED[kind]

@@ -130,6 +130,7 @@ MUJOCO = ["Hopper-v5", "InvertedDoublePendulum-v5", "Ant-v5", "Reacher-v4"]
 HOLDS = [Hold(4, 4, 0.99), Hold(1, 7, 0.9), Hold(100, 100, 1.0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hold", HOLDS)
 @pytest.mark.parametrize("env_id", [*MUJOCO, "proxima/SyntheticQuadruped-v0"])
 def test_batch_equals_sync_with_ends_in_mid_hold(env_id: str, hold: Hold) -> None:
@@ -142,6 +143,7 @@ def test_batch_equals_sync_with_ends_in_mid_hold(env_id: str, hold: Hold) -> Non
     assert_equal(*results)
 
 
+@pytest.mark.slow
 def test_async_equals_sync() -> None:
     results = []
     for mode in ("sync", "async"):
@@ -178,6 +180,7 @@ def test_a_held_step_is_what_its_single_steps_add_up_to(mode: str) -> None:
     assert set(lengths) > {6} and min(lengths) < 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["batch", "sync", "async"])
 def test_a_hold_of_one_step_is_no_hold(mode: str) -> None:
     results = []

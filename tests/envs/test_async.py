@@ -21,6 +21,8 @@ from proxima.envs.gymnasium.async_vec import AsyncVecEnv
 from proxima.envs.make import make_env
 from proxima.errors import EnvFailure, UsageError
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -98,6 +98,7 @@ def test_a_reset_in_the_middle_of_a_game_starts_a_new_one() -> None:
     assert digest(env, 50, seed=0) == first
 
 
+@pytest.mark.slow
 @needs_atari
 @pytest.mark.parametrize("env_id", [PONG, BREAKOUT])
 def test_sticky_actions_go_on_exactly_in_another_process(env_id: str, tmp_path: Path) -> None:
@@ -114,6 +115,7 @@ def test_sticky_actions_go_on_exactly_in_another_process(env_id: str, tmp_path: 
     assert why_inexact(lambda: built(env_id)) is None
 
 
+@pytest.mark.slow
 @needs_atari
 def test_the_trajectory_does_not_depend_on_workers() -> None:
     assert trace(BREAKOUT, 120, num_envs=3, mode="sync") == trace(BREAKOUT, 120, num_envs=3, num_workers=2, mode="auto")

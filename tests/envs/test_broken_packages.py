@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 BODIES = {
     "ImportError": "raise ImportError('libfoo.so: cannot open shared object file\\nand more')",

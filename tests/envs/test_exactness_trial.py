@@ -20,6 +20,8 @@ from proxima.envs.gymnasium.exactness_trial import why_inexact
 from proxima.envs.make import make_env
 from proxima.errors import StopRequest
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def opened() -> Iterator[list[VecEnv]]:

@@ -184,6 +184,7 @@ def test_what_cannot_be_read_is_the_envs_failure(
     assert env.counters() == {"worker_restarts": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_value_that_is_never_readable_ends_the_run_with_the_reason(mode: str, opened: list[VecEnv]) -> None:
     env = make_env("hostile/Returns-v0", mode=mode, env_kwargs={"reward": None}, wrappers=[SecondStepFirst])
@@ -228,6 +229,7 @@ def test_numbers_by_themselves() -> None:
 # Processes ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pidfd", [True, False])
 @pytest.mark.parametrize("what", ["helper", "helper by command"])
 def test_a_worker_is_dead_even_if_a_helper_of_its_env_lives_on(
@@ -250,6 +252,7 @@ def test_a_worker_is_dead_even_if_a_helper_of_its_env_lives_on(
     assert time.monotonic() - start < 5.0
 
 
+@pytest.mark.slow
 def test_a_large_command_to_a_dead_worker_does_not_block(opened: list[VecEnv]) -> None:
     env = AsyncVecEnv("hostile/Hostile-v0", wrappers=[with_helper])
     opened.append(env)
@@ -295,6 +298,7 @@ def test_an_answer_that_was_interrupted_is_taken_up_again(opened: list[VecEnv], 
     assert kind == worker_handle.wire.ANSWER and isinstance(content, list)
 
 
+@pytest.mark.slow
 def test_a_slow_start_of_many_envs_has_time_for_each(monkeypatch: Any, opened: list[VecEnv]) -> None:
     monkeypatch.setattr(worker_handle, "BUILD_SECONDS", 1.5)
 

@@ -124,6 +124,7 @@ def test_wrong_options_are_named(options: dict[str, Any], words: str) -> None:
         MarioEnv(**options)
 
 
+@pytest.mark.slow
 @needs_game
 def test_every_stage_starts_with_its_own_number() -> None:
     pictures = set()
@@ -217,6 +218,7 @@ def test_sticky_buttons_come_from_the_seed() -> None:
     assert run(1, 0.0) == run(2, 0.0)
 
 
+@pytest.mark.slow
 @needs_game
 def test_a_console_goes_on_exactly_in_another_process(tmp_path: Path) -> None:
     options: dict[str, Any] = {"repeat_action_probability": 0.1, "noop_max": 8, "shaping": True}
@@ -233,6 +235,7 @@ def test_a_console_goes_on_exactly_in_another_process(tmp_path: Path) -> None:
     assert why_inexact(lambda: built(STAGE)) is None
 
 
+@pytest.mark.slow
 @needs_game
 def test_the_trajectory_does_not_depend_on_who_shares_a_process() -> None:
     alone = trace(STAGE, 70, num_envs=3, mode="sync")
@@ -240,6 +243,7 @@ def test_the_trajectory_does_not_depend_on_who_shares_a_process() -> None:
     assert trace(STAGE, 70, num_envs=3, mode="async", num_workers=1) == alone
 
 
+@pytest.mark.slow
 @needs_game
 def test_several_consoles_get_processes_and_one_does_not() -> None:
     many, one = make_env(STAGE, num_envs=2), make_env(STAGE, num_envs=1)
@@ -285,6 +289,7 @@ os.write(1, text)
 """
 
 
+@pytest.mark.slow
 @needs_game
 def test_the_core_is_shared_closed_made_again_and_forked() -> None:
     code = _ALONE.format(here=str(Path(__file__).parent), stage=STAGE)

@@ -105,6 +105,7 @@ def assert_equals_gymnasium(
     return num_ended
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env_id", SERVED)
 def test_every_id_equals_gymnasium(env_id: str) -> None:
     num_ended = assert_equals_gymnasium(env_id, num_envs=2, steps=1000)

@@ -130,6 +130,7 @@ def test_catch_shows_the_ball_and_pays_for_it() -> None:
     assert info == {"caught": rewards.count(1.0), "is_success": rewards.count(1.0) == 2}
 
 
+@pytest.mark.slow
 def test_catch_goes_on_exactly_anywhere(tmp_path: Path) -> None:
     env = built(CATCH)
     env.reset(seed=5)
@@ -153,10 +154,12 @@ def test_its_own_state_is_kept_with_that_of_the_wrappers() -> None:
     assert [other.step(0)[3] for _ in range(20)] == [False] * 19 + [True]
 
 
+@pytest.mark.slow
 def test_catch_is_the_same_in_workers() -> None:
     assert trace(CATCH, 150, num_envs=3, mode="sync") == trace(CATCH, 150, num_envs=3, mode="async", num_workers=2)
 
 
+@pytest.mark.slow
 def test_more_workers_than_cores_are_warned_of_once(monkeypatch: Any, caplog: Any) -> None:
     monkeypatch.setattr(async_vec, "available_cores", lambda: 1)
     async_vec._warn_of_crowding.cache_clear()

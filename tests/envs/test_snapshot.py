@@ -92,6 +92,7 @@ def test_every_env_goes_on_exactly(env_id: str) -> None:
     assert one.why_inexact() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "LunarLander-v3", "CartPole-v1"])
 def test_a_state_crosses_processes_and_back_ends(env_id: str) -> None:
     options: dict[str, Any] = {"num_envs": 3, "max_episode_steps": 30}
@@ -108,6 +109,7 @@ def test_a_state_crosses_processes_and_back_ends(env_id: str) -> None:
         parallel.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env_id", sorted(INEXACT))
 def test_inexact_envs_say_so(env_id: str) -> None:
     assert "outlives an episode" in str(make_env(env_id).why_inexact())

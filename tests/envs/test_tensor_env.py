@@ -15,6 +15,7 @@ def actions(env: object, count: int) -> torch.Tensor:
     return 2.0 * torch.rand(count, env.num_envs, 12, generator=generator) - 1.0  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_batch_sync_and_async_give_the_same_bits() -> None:
     runs = []
     for mode in ("batch", "sync", "async"):

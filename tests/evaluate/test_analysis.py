@@ -90,6 +90,7 @@ def test_discrete_choices() -> None:
     assert "It changes its action in 50% of its decisions." in found.lines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ["Pendulum-v1", "CartPole-v1"])
 def test_the_command_writes_a_page_that_needs_nothing_else(env: str, capsys: pytest.CaptureFixture[str]) -> None:
     options: dict[str, Any] = {"num_envs": 2, "num_steps": 64, "minibatch_size": 64, "total_timesteps": 256}
@@ -134,6 +135,7 @@ def test_words_fit_the_numbers() -> None:
     assert "Action 0 is 5 in 75%, 6 in 25% of its decisions." in discrete.lines()
 
 
+@pytest.mark.slow
 def test_numbers_that_differ_by_rounding_alone_can_be_drawn(tmp_path: Path) -> None:
     from proxima.evaluate import plots
 
@@ -212,6 +214,7 @@ def tick_labels(path: Path, monkeypatch: pytest.MonkeyPatch, draw: Any) -> list[
     return [text for text in texts if text]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [0.0, 0.7, 500.0, -1e6])
 def test_figures_of_constants_have_readable_axes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: float) -> None:
     from proxima.evaluate import plots

@@ -74,6 +74,7 @@ def test_deterministic_episodes_equal_the_env_stepped_by_hand(memory: dict[str, 
         assert (episode.return_, episode.length) == (pytest.approx(total, rel=1e-4), length)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_every_env_runs_as_many_episodes_and_success_is_reported(mode: str) -> None:
     env = make_env("Chance-v0", num_envs=4, mode=mode)
@@ -263,6 +264,7 @@ def test_a_run_of_an_env_that_names_numbers_is_evaluated_and_reported(capsys: py
     assert "flag_get" not in page
 
 
+@pytest.mark.slow
 def test_a_trace_of_an_image_agent_keeps_no_images() -> None:
     result = short_run("toy/Screen-v0", total_timesteps=128)
     found = evaluate(result.run_dir, episodes=2, trace=True)

@@ -14,13 +14,14 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from proxima import checkpoint, load_policy, train
+from proxima import load_policy, train
 from proxima.cli import main
 from proxima.config import load_config
 from proxima.errors import UsageError
 from proxima.evaluate.export import export, signature
 from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.spec import Spec
+from proxima.runs import checkpoint
 
 Arrays = dict[str, NDArray]
 VECTOR = spaces.Box(-np.inf, np.inf, (5,), np.float64)
@@ -102,6 +103,7 @@ def tiny(tmp_path: Path) -> Path:
     return save(tmp_path, *CASES["gaussian"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", RUNTIMES)
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_actions_for_a_thousand_observations(case: str, format: str, tmp_path: Path) -> None:
@@ -115,6 +117,7 @@ def test_the_same_actions_for_a_thousand_observations(case: str, format: str, tm
     assert all(len(np.unique(column)) > 1 for column in expected.reshape(1000, -1).T), "a test of constants"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("format", "suffix"), [("onnx", ".onnx"), ("torchscript", ".pt")])
 def test_the_command_exports_a_real_run_quietly(
     format: str, suffix: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -137,6 +140,7 @@ def test_the_command_exports_a_real_run_quietly(
         assert str(Path(torch.__file__).parent).encode() not in file.read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", RUNTIMES)
 @pytest.mark.parametrize("memory", ["gru", "lstm"])
 def test_the_state_of_a_memory_goes_in_and_out(memory: str, format: str, tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from proxima import checkpoint, load_policy, train
+from proxima import load_policy, train
 from proxima.cli import main
 from proxima.errors import ProximaError, UsageError
 from proxima.evaluate.episodes import evaluate
 from proxima.evaluate.export import export, signature
 from proxima.evaluate.restored import restore_policy
+from proxima.runs import checkpoint
 from proxima.training.resume import resumed_config
 from tests.resealed import mutations, reseal, tiny
 
@@ -42,6 +43,7 @@ def works_or_is_refused(use: Callable[[Path], Any], folder: Path, what: str) -> 
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("env", "options"), [("CartPole-v1", {}), ("Pendulum-v1", MEMORY)])
 def test_any_metadata_gives_a_policy_that_works_or_one_line(env: str, options: dict[str, Any], tmp_path: Path) -> None:
     folder = tiny(tmp_path / "run", env, **options)
@@ -84,6 +86,7 @@ def broken_states(state: dict[str, torch.Tensor]) -> dict[str, Any]:
     return states
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("env", "options"), [("CartPole-v1", {}), ("Pendulum-v1", MEMORY)])
 @pytest.mark.filterwarnings("ignore")
 def test_any_weights_give_a_policy_that_works_or_one_line(env: str, options: dict[str, Any], tmp_path: Path) -> None:
@@ -96,6 +99,7 @@ def test_any_weights_give_a_policy_that_works_or_one_line(env: str, options: dic
     acts(folder)
 
 
+@pytest.mark.slow
 def test_what_an_evaluation_reads_is_refused_in_one_line(tmp_path: Path) -> None:
     folder = tiny(tmp_path / "run")
     document = checkpoint.read_metadata(folder)
@@ -195,6 +199,7 @@ def test_metadata_that_is_not_a_text_file_is_one_line(tmp_path: Path) -> None:
         checkpoint.read_metadata(folder)
 
 
+@pytest.mark.slow
 def test_a_resume_refuses_hostile_options_in_one_line(tmp_path: Path) -> None:
     folder = tiny(tmp_path / "run")
     document = checkpoint.read_metadata(folder)
@@ -231,4 +236,4 @@ def test_a_checkpoint_that_its_run_deletes_is_replaced_by_the_newer_one(
         return original(path)
 
     monkeypatch.setattr(checkpoint, "find", find)
-    assert restore_policy(run.run_dir).folder == newer and not older.exists()
+    assert restore_policy(run.run_dir).checkpoint.path == newer and not older.exists()

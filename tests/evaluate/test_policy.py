@@ -90,6 +90,7 @@ def test_integer_actions_are_clipped_before_they_are_cast() -> None:
     assert action.tolist() == [[limits.max]]
 
 
+@pytest.mark.slow
 def test_loading_a_policy_imports_neither_trainer_nor_envs() -> None:
     program = "import sys, proxima; proxima.load_policy; print(*sys.modules)"
     loaded_modules = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

@@ -69,6 +69,7 @@ def brightness(path: Path) -> list[int]:
     return [round(float(frame.mean()) / 60) for frame in iio.imiter(path)]
 
 
+@pytest.mark.slow
 def test_one_episode_is_h264_that_browsers_play(tmp_path: Path) -> None:
     seen: list[tuple[int, np.ndarray]] = []
 
@@ -167,6 +168,7 @@ def test_what_ffmpeg_complains_about_is_passed_on(tmp_path: Path) -> None:
             video.write(noise)
 
 
+@pytest.mark.slow
 def test_a_robot_that_runs_stays_in_the_picture(tmp_path: Path) -> None:
     try:
         headless.choose_backend(os.environ.get(headless.VARIABLE))
@@ -243,6 +245,7 @@ def test_a_window_needs_a_display_that_answers(bare_machine: list[str], monkeypa
         watch(steer, "Painter-v0")
 
 
+@pytest.mark.slow
 def test_the_command_records_into_the_run_and_still_evaluates(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,6 +294,7 @@ def test_a_game_is_shown_as_it_draws_itself(size: tuple[int, int], tmp_path: Pat
     assert np.abs(sky - (92, 148, 252)).max() <= 6 and np.abs(ground - 120).max() <= 6
 
 
+@pytest.mark.slow
 def test_the_video_is_of_the_policy_that_is_evaluated(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--num-envs", "2", "--num-steps", "32", "--total-timesteps", "64", "--minibatch-size", "32"]
     assert main(["train", "--env", "toy/Screen-v0", "--compile", "off", "--name", "screen", *small]) == 0

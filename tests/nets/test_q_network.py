@@ -97,6 +97,7 @@ def test_a_loaded_policy_acts_on_arrays() -> None:
     assert policy.act({"state": torch.zeros(3, 4).numpy()}, deterministic=False).shape == (3,)
 
 
+@pytest.mark.slow
 def test_a_compiled_actor_follows_epsilon() -> None:
     policy = make()
     flat, actor = FlatParameters(policy), Actor(policy, torch.device("cpu"))  # type: ignore[arg-type]

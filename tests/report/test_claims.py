@@ -22,6 +22,7 @@ def write_groups(folder: Path, *, seeds: int, **finals: list[float]) -> list[str
     return [str(folder / name) for name in finals]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [1, 2, 4])
 def test_a_few_seeds_have_neither_probability_nor_interval(
     tmp_path: Path, seeds: int, capsys: pytest.CaptureFixture[str]
@@ -38,6 +39,7 @@ def test_a_few_seeds_have_neither_probability_nor_interval(
     assert not compare(load_groups(paths)).improvement
 
 
+@pytest.mark.slow
 def test_five_seeds_have_a_probability_and_an_interval(tmp_path: Path) -> None:
     values = [1.0, 2.0, 3.0, 4.0, 5.0]
     paths = write_groups(tmp_path, seeds=5, a=[2.5 + x for x in values], b=values, c=[10 + x for x in values])
@@ -75,6 +77,7 @@ def test_the_band_of_a_few_seeds_is_from_least_to_greatest(tmp_path: Path) -> No
     assert found is not None and found.is_interval and found.high[-1] < 9.0
 
 
+@pytest.mark.slow
 def test_different_envs_are_said_and_never_ranked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed in range(5):
         write_run(tmp_path / "a" / str(seed), returns=[1.0, 500.0 + seed], seed=seed, env="CartPole-v1")
@@ -99,6 +102,7 @@ def test_a_group_of_two_envs_is_said_too(tmp_path: Path) -> None:
     assert said == ["Different envs, whose returns do not compare: mine is Acrobot-v1 and CartPole-v1."]
 
 
+@pytest.mark.slow
 def test_evaluated_returns_are_reported_where_every_run_has_them(tmp_path: Path) -> None:
     paths = write_groups(tmp_path, seeds=2, a=[10.0, 20.0], b=[1.0, 2.0])
     page, markdown, found = write_comparison(paths, out=tmp_path / "out")
@@ -124,6 +128,7 @@ def test_only_the_last_evaluation_counts_as_final(tmp_path: Path) -> None:
     assert result.evaluated_finals == [7.0]
 
 
+@pytest.mark.slow
 def test_small_returns_keep_their_digits(tmp_path: Path) -> None:
     paths = write_groups(tmp_path, seeds=1, a=[0.946], b=[12345.6])
     page, markdown, _ = write_comparison(paths, out=tmp_path / "out", threshold=0.0125)

@@ -73,6 +73,7 @@ def test_probability_of_improvement_against_all_pairs() -> None:
     assert probability_of_improvement([2.0, 2.0], [1.0, 1.0]) == (1.0, 1.0, 1.0)
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_page_that_needs_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed in (1, 2, 3):
         write_run(tmp_path / "a" / str(seed), returns=[1.0, 2.0 + seed], seed=seed)
@@ -118,6 +119,7 @@ def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path) -> None:
 DQN = {"q_loss": 0.5, "q_mean": 2.0, "td_error": 0.1, "epsilon": 0.05, "gradient_norm": 1.0, "learning_rate": 1e-4}
 
 
+@pytest.mark.slow
 def test_runs_of_two_algorithms_are_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed in (1, 2):
         write_run(tmp_path / "mario" / f"old{seed}", returns=[1.0, 2.0], seed=seed)
@@ -148,6 +150,7 @@ def test_labels_say_the_algorithm_where_it_differs(tmp_path: Path) -> None:
     assert labels == ["a (PPO)", "my-dqn"]
 
 
+@pytest.mark.slow
 def test_metrics_of_episodes_that_every_run_has_are_drawn(tmp_path: Path) -> None:
     told = {"episode_success": 0.5, "episode_x_pos": 900.0, "episode_length": 9.0, "episode_return_max": 4.0}
     write_run(tmp_path / "a" / "1", returns=[1.0, 2.0], extra=told | {"episode_score": 3.0})

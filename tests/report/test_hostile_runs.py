@@ -14,6 +14,7 @@ from proxima.report.runs import LONGEST_LABEL, load_groups, load_run
 from tests.report.made_runs import write_run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", [r"$\frac$", "$x$", "_hidden", "<b>&amp;</b>", "a|b", "名前", "*bold* `code` [x](y)"])
 def test_a_label_is_shown_as_it_is(tmp_path: Path, label: str, recwarn: pytest.WarningsRecorder) -> None:
     run = write_run(tmp_path / "a" / "1", returns=[1.0, 2.0], extra={"episode_$\\frac$": 1.0})

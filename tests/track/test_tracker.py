@@ -13,12 +13,14 @@ import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from proxima.config import TrackOptions
+from proxima.config.sections import TrackOptions
 from proxima.errors import UsageError
+from proxima.runs.layout import METRICS
+from proxima.runs.metrics import tag
 from proxima.track import append_file
-from proxima.track.json_lines import METRICS_FILE, JsonLines
+from proxima.track.json_lines import JsonLines
 from proxima.track.progress import ProgressDisplay, summary
-from proxima.track.tensor_board import TensorBoard, tag
+from proxima.track.tensor_board import TensorBoard
 from proxima.track.tracker import Tracker, make_tracker
 
 COMMON = {"iteration": 1.0, "global_step": 100.0, "steps_per_second": 1234.0, "episode_return": 5.0}
@@ -31,7 +33,7 @@ def row(iteration: int) -> dict[str, float]:
 
 
 def rows(run_dir: Path) -> list[int]:
-    return [json.loads(line)["iteration"] for line in (run_dir / METRICS_FILE).read_text().splitlines()]
+    return [json.loads(line)["iteration"] for line in (run_dir / METRICS).read_text().splitlines()]
 
 
 def events(run_dir: Path) -> list[int]:
@@ -75,7 +77,7 @@ def test_metrics_without_those_of_ppo_are_written_and_shown(tmp_path: Path) -> N
     tracker = make_tracker(tmp_path, options, config="", total_steps=1000, first_step=0, console=console)
     tracker.write(COMMON | DQN | {"episode_x_pos": float("nan")})
     tracker.close()
-    assert json.loads((tmp_path / METRICS_FILE).read_text())["episode_x_pos"] is None
+    assert json.loads((tmp_path / METRICS).read_text())["episode_x_pos"] is None
     assert "q_loss" in console.file.getvalue()  # type: ignore[attr-defined]
 
 

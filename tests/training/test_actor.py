@@ -53,6 +53,7 @@ def make(obs: dict[str, ObsSpec], action: ActionSpec, options: dict[str, Any]) -
     return Actor(policy, torch.device("cpu")), FlatParameters(policy), arguments
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_compiled_acts_and_stores_as_the_policy_does(case: str) -> None:
     actor, flat, (seen, noise, obs, action, state) = make(*CASES[case])
@@ -75,6 +76,7 @@ def test_compiled_acts_and_stores_as_the_policy_does(case: str) -> None:
             )
 
 
+@pytest.mark.slow
 def test_an_observation_in_another_form_is_understood() -> None:
     actor, flat, (seen, noise, obs, action, state) = make(*CASES["gaussian"])
     compiled = compile_actor(actor, flat, seen, noise, obs, action, state)
@@ -103,6 +105,7 @@ def test_what_the_code_depends_on_is_in_the_key() -> None:
     assert len(keys) == len(cases)
 
 
+@pytest.mark.slow
 def test_a_damaged_package_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     actor, flat, arguments = make(*CASES["gaussian"])

@@ -8,10 +8,11 @@ import imageio.v3 as iio
 import pytest
 import torch
 
-from proxima import checkpoint, train
+from proxima import train
 from proxima.evaluate import episodes as episodes_module
 from proxima.evaluate.episodes import Episode, evaluate
 from proxima.evaluate.policy import LoadedPolicy
+from proxima.runs import checkpoint
 from proxima.training import examiner as examiner_module
 
 SMALL = {
@@ -31,6 +32,7 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_training_is_the_same_to_the_bit_with_and_without() -> None:
     plain = train(**SMALL)
     examined = train(**SMALL, eval_every=256, eval_episodes=3, name="examined")
@@ -42,6 +44,7 @@ def test_training_is_the_same_to_the_bit_with_and_without() -> None:
     assert "eval_return" not in rows(plain.run_dir)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hold", [{}, {"action_hold_start_seconds": 0.08, "action_hold_end_seconds": 0.01}])
 def test_the_best_evaluated_checkpoint_is_kept_and_evaluates_the_same(
     hold: dict[str, float], monkeypatch: pytest.MonkeyPatch
@@ -62,6 +65,7 @@ def script(monkeypatch: pytest.MonkeyPatch, returns: list[float]) -> None:
     monkeypatch.setattr(examiner_module, "run_episodes", lambda *_, **__: [Episode(next(left), 10, True, None)])
 
 
+@pytest.mark.slow
 def test_only_what_was_evaluated_counts_as_best(monkeypatch: pytest.MonkeyPatch) -> None:
     script(monkeypatch, [1.0, 9.0, 5.0, 3.0])
     # Eight iterations of 128 steps, every second one evaluated, all of them saved.
@@ -80,6 +84,7 @@ def test_the_best_is_saved_when_it_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     assert [one["iteration"] for one in told] == [4, 8]
 
 
+@pytest.mark.slow
 def test_a_resume_goes_on_with_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     script(monkeypatch, [1.0, 9.0, 5.0, 3.0])
     half = train(**(SMALL | {"total_timesteps": 128 * 5}), eval_every=256, name="half")
@@ -97,6 +102,7 @@ def test_an_evaluation_that_cannot_be_made_does_not_stop_the_run(
     assert caplog.text.count("No evaluation: an episode has not ended after 3 decisions") == 1
 
 
+@pytest.mark.slow
 def test_videos_are_recorded_and_change_nothing() -> None:
     plain = train(**(SMALL | {"env": "CartPole-v1"}), name="plain")
     result = train(**(SMALL | {"env": "CartPole-v1"}), record_every=512, video_length=20)

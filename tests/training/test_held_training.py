@@ -10,13 +10,14 @@ import pytest
 import torch
 from rich.console import Console
 
-from proxima import checkpoint, load_policy, train
+from proxima import load_policy, train
 from proxima.cli import main
 from proxima.config import load_config
 from proxima.envs.action_hold import ActionHold, Hold
 from proxima.errors import UsageError
 from proxima.evaluate.episodes import evaluate
 from proxima.evaluate.video import _play
+from proxima.runs import checkpoint
 from proxima.training.hold_schedule import HoldSchedule
 from proxima.training.trainer import Trainer
 from tests import probes
@@ -53,22 +54,26 @@ def learned_values(**options: Any) -> list[float]:
     return policy.value({"obs": torch.tensor([[0.0], [1.0]])}).tolist()
 
 
+@pytest.mark.slow
 def test_a_chain_whose_last_hold_is_cut_short_has_its_true_values() -> None:
     """Three steps of nothing, then two that pay 1: the second hold of three ends after two."""
     found = learned_values(action_hold_seconds=3, env_kwargs={"pay": 2})
     assert found == pytest.approx([GAMMA**3 * (1 + GAMMA), 1 + GAMMA], abs=0.05)
 
 
+@pytest.mark.slow
 def test_without_smdp_the_same_chain_has_the_values_of_another_problem() -> None:
     found = learned_values(action_hold_seconds=3, env_kwargs={"pay": 2}, smdp=False)
     assert found == pytest.approx([GAMMA * 2, 2], abs=0.05)
 
 
+@pytest.mark.slow
 def test_a_time_limit_in_mid_hold_is_bootstrapped_by_the_steps_that_were_taken() -> None:
     """Holds end after steps 3, 6, 9 and, by the limit, 11."""
     assert learned_values(action_hold_seconds=3) == pytest.approx([GAMMA**3 * 5, 5], abs=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("smdp", "value"), [(True, 1 / (1 - GAMMA)), (False, 2 / (1 - GAMMA))])
 def test_random_durations_do_not_change_a_value_that_is_discounted_by_time(smdp: bool, value: float) -> None:
     """Two steps a decision on average: per decision, reward and value are twice what they should be."""
@@ -79,6 +84,7 @@ def test_random_durations_do_not_change_a_value_that_is_discounted_by_time(smdp:
 # ---- exactness
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["batch", "sync"])
 def test_a_hold_that_comes_to_one_step_trains_to_the_same_bits(mode: str) -> None:
     options = SMALL | {"env": "HalfCheetah-v5", "vec_env_mode": mode, "total_timesteps": 64 * 4}
@@ -90,6 +96,7 @@ def test_a_hold_that_comes_to_one_step_trains_to_the_same_bits(mode: str) -> Non
             assert all(torch.equal(one[key], two[key]) for key in one)
 
 
+@pytest.mark.slow
 def test_every_back_end_trains_to_the_same_bits() -> None:
     held = {"action_hold_start_seconds": 0.06, "action_hold_end_seconds": 0.01, "max_episode_steps": 50}
     results = [
@@ -181,6 +188,7 @@ def test_the_log_counts_env_steps_and_decisions(capsys: pytest.CaptureFixture[st
     assert not any("decision" in name or "hold" in name for name in rows(train(**options, name="plain").run_dir)[0])
 
 
+@pytest.mark.slow
 def test_a_policy_is_evaluated_with_the_hold_it_had(capsys: pytest.CaptureFixture[str]) -> None:
     held = {"action_hold_start_seconds": 0.04, "action_hold_end_seconds": 0.024}
     result = train(**SMALL, **held, total_timesteps=64 * 12)
@@ -194,6 +202,7 @@ def test_a_policy_is_evaluated_with_the_hold_it_had(capsys: pytest.CaptureFixtur
     assert "actions held for 3 env steps" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_video_shows_every_step_and_asks_for_an_action_at_every_decision() -> None:
     asked: list[int] = []
 
@@ -217,6 +226,7 @@ def test_flags_reach_the_envs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "actions held for 0.008 to 0.04 s (1 to 5 env steps)" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_bench_counts_env_steps(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxima.training.bench._CEILING_SECONDS", 0.05)
     flags = ["--env", "HalfCheetah-v5", "--num-envs", "2", "--num-steps", "16", "--minibatch-size", "16"]
@@ -224,6 +234,7 @@ def test_bench_counts_env_steps(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert "iterations of 128 steps" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_anneal_that_a_longer_run_takes_back_is_told(caplog: pytest.LogCaptureFixture) -> None:
     options = {"env": "Hopper-v5", "num_envs": 2, "num_steps": 16, "minibatch_size": 16, "compile": "off"}
     held = {"action_hold_start_seconds": 0.08, "action_hold_end_seconds": 0.01, "tensorboard": False}

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from proxima import checkpoint, train
+from proxima import train
 from proxima.config import load_config
 from proxima.errors import UsageError
+from proxima.runs import checkpoint
 from proxima.training import saving
 from proxima.training.trainer import Trainer
 from tests.training.runs import SMALL, flags
@@ -22,6 +23,7 @@ from tests.training.runs import SMALL, flags
 CARTPOLE = SMALL | {"env": "CartPole-v1"}
 
 
+@pytest.mark.slow
 def test_a_file_size_limit_costs_the_checkpoint_and_says_so_without_a_traceback(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "proxima", "train", "--total-timesteps", "6000", *flags(CARTPOLE)]
     script = 'ulimit -f 20; exec "$@"'
@@ -34,6 +36,7 @@ def test_a_file_size_limit_costs_the_checkpoint_and_says_so_without_a_traceback(
     assert "File too large" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_at_the_last_save_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     refusals = iter([True, True, False])
     real = checkpoint.save

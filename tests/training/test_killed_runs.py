@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from proxima import checkpoint, train
+from proxima import train
 from proxima.envs.games.mario.rom import find_rom
+from proxima.runs import checkpoint
 from tests import probes
 from tests.training.runs import FILES, SMALL, flags, metrics, start, wait_for_checkpoint
+
+pytestmark = pytest.mark.slow
 
 MEMORY = {"memory": "gru", "memory_size": 8, "hidden_sizes": [8], "bptt_length": 8, "minibatch_size": 4}
 DQN = {

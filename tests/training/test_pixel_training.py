@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from proxima import checkpoint, train
+from proxima import train
 from proxima.config import load_config
 from proxima.data.rollout import Rollout
 from proxima.evaluate.episodes import evaluate
 from proxima.nets import spec
+from proxima.runs import checkpoint
 from proxima.training.ppo import PPO
 from proxima.training.trainer import Trainer
 
@@ -32,6 +33,7 @@ def weights(run: Any) -> dict[str, torch.Tensor]:
     return checkpoint.read(run.checkpoint, "agent.pt")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -73,6 +75,7 @@ def test_the_first_ratio_is_exactly_one_on_stacks() -> None:
     assert metrics["approx_kl"] == pytest.approx(0.0, abs=1e-12) and metrics["clip_fraction"] == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", ["off", "on"])
 def test_values_stored_while_acting_are_what_the_learner_would_find(compiled: str) -> None:
     options: dict[str, Any] = {"num_steps": 24, "minibatch_size": 96, "max_episode_steps": 9, "compile": compiled}
@@ -124,6 +127,7 @@ def test_a_rollout_of_eight_envs_and_1024_steps_keeps_58_megabytes_of_frames() -
     assert rollout.obs["obs"].untyped_storage().data_ptr() in stored
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

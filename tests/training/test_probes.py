@@ -8,10 +8,11 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from proxima import checkpoint, load_policy, train
+from proxima import load_policy, train
 from proxima.config import load_config
 from proxima.errors import NonFiniteError
 from proxima.evaluate.policy import LoadedPolicy
+from proxima.runs import checkpoint
 from proxima.training.trainer import Trainer
 from tests import probes
 from tests.probes import learn
@@ -26,24 +27,29 @@ def value(policy: Any, *obs: float) -> list[float]:
     return policy.value({"obs": torch.tensor(obs)[:, None]}).tolist()
 
 
+@pytest.mark.slow
 def test_value_of_a_constant() -> None:
     assert value(learn("ProbeConstant-v0", 8_000), 0.0) == pytest.approx([1.0], abs=0.02)
 
 
+@pytest.mark.slow
 def test_value_depends_on_the_observation() -> None:
     assert value(learn("ProbeObservation-v0", 12_000), -1.0, 1.0) == pytest.approx([-1.0, 1.0], abs=0.05)
 
 
+@pytest.mark.slow
 def test_value_is_discounted() -> None:
     assert value(learn("ProbeDelayed-v0", 16_000), 0.0, 1.0) == pytest.approx([0.8, 1.0], abs=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_time_limit_is_bootstrapped(recompute: bool) -> None:
     policy = learn("ProbeEndless-v0", 24_000, recompute_advantage=recompute)
     assert value(policy, 0.0) == pytest.approx([1 / (1 - 0.8)], abs=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distribution", ["gaussian", "tanh_gaussian", "beta"])
 def test_continuous_actions_find_the_target(distribution: str) -> None:
     policy = learn("ProbeAim-v0", 40_000, distribution=distribution, initial_std=0.5, lr_schedule="linear")
@@ -51,6 +57,7 @@ def test_continuous_actions_find_the_target(distribution: str) -> None:
     assert LoadedPolicy(policy).act(points).flatten().tolist() == pytest.approx([-0.5, 0.0, 0.5], abs=0.12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["discrete", "multi_discrete", "multi_binary"])
 def test_discrete_actions_find_the_pattern(kind: str) -> None:
     policy = learn("ProbeMatch-v0", 12_000, env_kwargs={"kind": kind})
@@ -58,6 +65,7 @@ def test_discrete_actions_find_the_pattern(kind: str) -> None:
     assert np.all(low == 0) and np.all(high == 1)
 
 
+@pytest.mark.slow
 def test_images_are_seen() -> None:
     policy = learn("ProbePixels-v0", 8_000, learning_rate=1e-3, cnn_features=32)
     env = probes.Pixels()
@@ -65,6 +73,7 @@ def test_images_are_seen() -> None:
     assert LoadedPolicy(policy).act({"obs": images}).tolist() == [0, 1]
 
 
+@pytest.mark.slow
 def test_q_values_of_a_delay_and_of_a_time_limit() -> None:
     dqn = {"algorithm": "DQN", "learning_starts": 200, "train_freq": 1, "target_update_every": 200, "compile": "off"}
     dqn |= {"env_kwargs": {"actions": 2}, "buffer_size": 2000, "iteration_steps": 500, "exploration_end": 1.0}
@@ -76,6 +85,7 @@ def test_q_values_of_a_delay_and_of_a_time_limit() -> None:
         assert value(policy, 0.0) == pytest.approx([1 / (1 - 0.8)], abs=0.15)
 
 
+@pytest.mark.slow
 def test_both_keys_of_a_dict_are_used() -> None:
     policy = LoadedPolicy(
         learn("ProbeTwoKeys-v0", 24_000, entropy_coef=0.05, learning_rate=2e-3, hidden_sizes=[64, 64])

@@ -9,12 +9,15 @@ import pytest
 import torch
 import yaml
 
-from proxima import checkpoint, train
+from proxima import train
 from proxima.config import load_config
 from proxima.errors import ProximaError, UsageError
+from proxima.runs import checkpoint
+from proxima.training.resume import resumed_config
 from proxima.training.trainer import Trainer
 from tests import probes
 from tests.envs import toy_envs  # noqa: F401 - registers them
+from tests.resealed import reseal, tiny
 from tests.training.runs import FILES, SMALL, TIMES, metrics
 
 METADATA = {"config": {}, "spec": {}, "iteration": 0, "global_step": 0, "lineage": []}
@@ -25,6 +28,7 @@ def probe_envs() -> None:
     probes.register()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "told"), [("linear", True), ("cosine", True), ("constant", False)])
 def test_a_longer_resume_says_that_the_learning_rate_goes_back(schedule: str, told: bool) -> None:
     options = SMALL | {"env": "InvertedPendulum-v5", "learning_rate": 1e-3, "lr_schedule": schedule}
@@ -43,6 +47,7 @@ def test_a_longer_resume_says_that_the_learning_rate_goes_back(schedule: str, to
         assert not notices[600, 1e-3] and not notices[1024, 5e-4]
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_between_rollouts_costs_an_episode_not_the_run(caplog: pytest.LogCaptureFixture) -> None:
     options = SMALL | {"env": "CartPole-v1", "vec_env_mode": "async", "num_workers": 2, "total_timesteps": 512}
     trainer = Trainer(load_config(None, options))
@@ -59,6 +64,7 @@ def test_a_worker_that_dies_between_rollouts_costs_an_episode_not_the_run(caplog
     assert "was killed by SIGKILL" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_changed_time_limit_is_followed_by_every_back_end() -> None:
     for mode in ("batch", "sync"):
         options = SMALL | {"env": "HalfCheetah-v5", "vec_env_mode": mode, "spread_episodes": False}
@@ -145,6 +151,7 @@ def test_auto_resume_starts_goes_on_and_ends(caplog: pytest.LogCaptureFixture) -
     assert first.run_dir != second.run_dir
 
 
+@pytest.mark.slow
 def test_an_inexact_env_is_named_at_the_start_and_at_the_resume(caplog: pytest.LogCaptureFixture) -> None:
     result = train(env="BipedalWalker-v3", total_timesteps=128, **SMALL)
     assert "will start new episodes, and so not be exact: BipedalWalker-v3: its Box2D world" in caplog.text
@@ -174,6 +181,7 @@ def test_the_best_checkpoint_outlives_the_newest(tmp_path: Path) -> None:
     assert [int(p.name.split("-")[1]) for p in checkpoint.list_checkpoints(tmp_path)] == [1, 4, 5]
 
 
+@pytest.mark.slow
 def test_a_disk_that_fails_does_not_end_the_run(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -188,6 +196,7 @@ def test_a_disk_that_fails_does_not_end_the_run(
     assert not list(run_dir.glob(".*")) and len(metrics(run_dir)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("what", ["iterator", "object"])
 def test_an_env_that_becomes_impossible_to_capture_is_told_and_trained_on(
@@ -201,6 +210,7 @@ def test_an_env_that_becomes_impossible_to_capture_is_told_and_trained_on(
     assert "This resume is not exact" in caplog.text
 
 
+@pytest.mark.slow
 def test_windows_of_the_envs_own_numbers_go_on() -> None:
     options = SMALL | {"env": "toy/Scorer-v0", "env_kwargs": {"success": True}, "total_timesteps": 512}
     options |= {"lr_schedule": "constant", "eval_every": 256, "eval_episodes": 2}
@@ -214,3 +224,14 @@ def test_windows_of_the_envs_own_numbers_go_on() -> None:
     for row, other in zip(expected, found, strict=True):
         assert {name: row[name] for name in same} == {name: other[name] for name in same}
     assert found[-1]["episode_x_pos"] > 0 and 0 < found[-1]["episode_success"] < 1 and found[-1]["episode_note"] is None
+
+
+def test_a_checkpoint_from_when_rom_was_an_option_resumes_with_another_path(tmp_path: Path) -> None:
+    folder = tiny(tmp_path / "run")
+    metadata = checkpoint.read_metadata(folder)
+    metadata["config"]["env"]["rom"] = "old.nes"
+    reseal(folder, metadata)
+    assert resumed_config(folder, None, {}).env.env_kwargs == {"rom": "old.nes"}
+    assert resumed_config(folder, None, {"rom": "new.nes"}).env.env_kwargs == {"rom": "new.nes"}
+    with pytest.raises(UsageError, match="cannot change env_kwargs"):
+        resumed_config(folder, None, {"env_kwargs": {"world": 2}})

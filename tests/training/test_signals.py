@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from proxima import checkpoint, train
+from proxima import train
 from proxima.config import load_config
 from proxima.errors import ProximaError
+from proxima.runs import checkpoint
 from proxima.track.tracker import Tracker
 from proxima.training import trainer as trainer_module
 from proxima.training.signals import StopSignals
@@ -20,6 +21,7 @@ from proxima.training.trainer import Trainer
 from tests.training.runs import SMALL, flags, metrics, start, wait_for_checkpoint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code", "mode"),
     [
@@ -50,6 +52,7 @@ def test_a_signal_saves_the_last_boundary_and_says_how_to_go_on(
     assert metrics(resumed.run_dir)[0]["iteration"] == rows[-1]["iteration"] + 1
 
 
+@pytest.mark.slow
 def test_a_signal_before_the_first_iteration_is_over_saves_the_start(tmp_path: Path) -> None:
     options = SMALL | {"env": "Hopper-v5", "num_steps": 100_000}
     process = start("train", "--name", "cut", "--total-timesteps", "10M", *flags(options))

@@ -11,11 +11,12 @@ import pytest
 import torch
 import yaml
 
-from proxima import checkpoint, load_policy, train
+from proxima import load_policy, train
 from proxima.config import load_config
 from proxima.envs.games.mario.rom import find_rom
 from proxima.envs.make import list_envs
 from proxima.errors import EnvFailure, UsageError
+from proxima.runs import checkpoint
 from proxima.training.trainer import Trainer
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
@@ -77,6 +78,7 @@ def test_only_the_newest_checkpoints_are_kept_and_the_optimizer_can_be_left_out(
         train(resume_from=result.run_dir, total_timesteps=2000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.name)
 def test_every_shipped_config_trains_an_iteration(path: Path) -> None:
     config = load_config(path, {"compile": "off", "tensorboard": False, "num_steps": 8, "iteration_steps": 64})
@@ -97,6 +99,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not() -> None:
     assert not equal(weights(runs[0].checkpoint), weights(runs[2].checkpoint))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [{}, {"memory": "gru", "memory_size": 8, "bptt_length": 8, "minibatch_size": 4}])
 def test_all_back_ends_train_the_same_bits(memory: dict[str, Any]) -> None:
     runs = [
@@ -148,6 +151,7 @@ INSTALLED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env_id", INSTALLED)
 def test_every_listed_env_trains(env_id: str) -> None:
     options = {"num_envs": 2, "num_steps": 8, "minibatch_size": 8, "update_epochs": 1, "save_checkpoint": False}

@@ -11,15 +11,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from proxima.runs.layout import entries
+
 # The end of a checkpoint's name and a mark of the machine; older versions had the whole name and no mark.
 _TEMPORARY = re.compile(r"\.(?:.+-)?\d+-\d{4}_\d{6}(?:\.([0-9a-f]{8}))?\.tmp$")
 _ABANDONED_SECONDS = 3600.0
 """Without a write for this long, a folder whose lock tells nothing belongs to a process that is gone."""
 
 
-def temporary_name(iteration: int | str, stamp: str) -> str:
+def temporary_name(checkpoint: Path) -> str:
     """The hidden name of a checkpoint that is not whole. No run name in it: that may be as long as a name can be."""
-    return f".{iteration:>05}-{stamp}.{_machine()}.tmp"
+    _, iteration, stamp = checkpoint.name.rsplit("-", 2)
+    return f".{iteration}-{stamp}.{_machine()}.tmp"
 
 
 @contextlib.contextmanager
@@ -40,9 +43,8 @@ def locked_folder(path: Path) -> Iterator[None]:
 
 def delete(checkpoint: Path) -> None:
     """Rename a checkpoint, then delete it: whoever looks meanwhile finds a whole checkpoint or none."""
-    _, iteration, stamp = checkpoint.name.rsplit("-", 2)
     with contextlib.suppress(OSError):
-        checkpoint = checkpoint.rename(checkpoint.with_name(temporary_name(iteration, stamp)))
+        checkpoint = checkpoint.rename(checkpoint.with_name(temporary_name(checkpoint)))
     shutil.rmtree(checkpoint, ignore_errors=True)
 
 
@@ -63,14 +65,6 @@ def sweep(folder: Path) -> int:
                 with contextlib.suppress(OSError):  # swept by another process meanwhile, or no right to
                     count += _sweep_one(path, same_machine=match[1] == _machine())
     return count
-
-
-def entries(folder: Path) -> list[Path]:
-    """What is in a folder; nothing where it is gone or cannot be read."""
-    try:
-        return list(folder.iterdir())
-    except OSError:
-        return []
 
 
 def _sweep_one(path: Path, *, same_machine: bool) -> bool:

@@ -5,9 +5,17 @@ from typing import Any
 
 import pytest
 
-from proxima.config import SECTIONS, Config, all_options, config_from_dict, load_config
+from proxima.config import (
+    SECTIONS,
+    Config,
+    all_options,
+    changes_at_resume,
+    compared_options,
+    config_from_dict,
+    load_config,
+)
+from proxima.config.options import options_of
 from proxima.errors import UsageError
-from proxima.options import options_of
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -213,3 +221,46 @@ def test_hostile_config_files_are_one_line(content: bytes, tmp_path: Path) -> No
     with pytest.raises(UsageError, match=r"^config file") as caught:
         load_config(tmp_path / "x.yaml")
     assert "\n" not in str(caught.value)
+
+
+def test_options_say_what_a_resume_may_change() -> None:
+    by_rule = {rule: {o.name for o in all_options().values() if o.resume == rule} for rule in ("fixed", "free")}
+    sections = {name: {o.name for o in options_of(name, cls)} for name, cls in SECTIONS.items()}
+    weights_and_states = {"algorithm", "env", "env_kwargs", "num_envs", "seed", "normalize_obs"}
+    assert by_rule["fixed"] == weights_and_states | sections["policy"]
+    assert by_rule["free"] == {"total_timesteps", "name", "runs_dir"} | sections["checkpoint"] | sections["track"]
+
+
+def test_options_say_whether_they_matter_for_a_comparison() -> None:
+    left_out = {o.name for o in all_options().values() if not o.compared}
+    sections = {name: {o.name for o in options_of(name, cls)} for name, cls in SECTIONS.items()}
+    where = {"name", "seed", "runs_dir", "device", "num_threads"}
+    assert left_out == where | sections["checkpoint"] | sections["evaluation"] | sections["track"]
+    assert compared_options({"seed": 1, "gamma": 0.9, "of_another_version": 2}) == {
+        "gamma": 0.9,
+        "of_another_version": 2,
+    }
+
+
+def test_a_keyword_of_an_env_can_be_given_like_an_option(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, "env: {rom: a.nes, env_kwargs: {world: 1}}\n"))
+    assert config.env.env_kwargs == {"world": 1, "rom": "a.nes"}
+    assert load_config(None, {"rom": "b.nes"}, base=config).env.env_kwargs == {"world": 1, "rom": "b.nes"}
+    assert load_config(None, {"rom": "none"}, base=config).env.env_kwargs == {"world": 1}
+
+
+def test_a_config_from_when_rom_was_an_option_is_read() -> None:
+    old = Config().to_dict()
+    assert config_from_dict(old | {"env": old["env"] | {"rom": None}}, source="test") == Config()
+    config = config_from_dict(old | {"env": old["env"] | {"rom": "a.nes"}}, source="test")
+    assert config.env.env_kwargs == {"rom": "a.nes"}
+
+
+def test_where_the_game_file_lies_matters_to_neither_resume_nor_comparison() -> None:
+    one, two = (load_config(None, {"env_kwargs": {"world": 1}, "rom": rom}) for rom in ("a.nes", "b.nes"))
+    assert not changes_at_resume(one, two)
+    assert compared_options(one.flat()) == compared_options(two.flat())
+    assert compared_options(one.flat() | {"rom": None}) == compared_options(two.flat())  # of an older version
+    other = load_config(None, {"env_kwargs": {"world": 2}})
+    assert [opt.name for opt, _, _ in changes_at_resume(one, other)] == ["env_kwargs"]
+    assert compared_options(one.flat()) != compared_options(other.flat())

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from proxima import checkpoint
 from proxima.config import load_config
 from proxima.errors import UsageError
+from proxima.runs import checkpoint
 from proxima.training.resume import newest_of_name
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 STATE = {"agent.pt": {}, "training_state.pt": {}}
 
 
@@ -92,6 +92,7 @@ def test_lineages_in_a_circle_and_odd_times_still_give_one(job: Path) -> None:
 # Races ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_that_deletes_checkpoints_can_be_read_all_the_time(job: Path) -> None:
     run, over = job / "a", threading.Event()
     save(run, 10, episode_return=5.0)
@@ -166,7 +167,7 @@ def test_run_folders_that_cannot_be_listed_are_passed_over(job: Path) -> None:
 KILLED = """
 import os, signal, sys, time
 from pathlib import Path
-from proxima import checkpoint
+from proxima.runs import checkpoint
 run, how = Path(sys.argv[1]), sys.argv[2]
 def stop():
     print("writing", flush=True)
@@ -196,6 +197,7 @@ def hidden(run: Path) -> list[Path]:
     return list(run.glob(".*"))
 
 
+@pytest.mark.slow
 def test_a_killed_save_leaves_nothing_after_a_sweep(job: Path) -> None:
     path = save(job / "a", 10)
     with saving(job / "a", "killed") as process:
@@ -206,6 +208,7 @@ def test_a_killed_save_leaves_nothing_after_a_sweep(job: Path) -> None:
     assert checkpoint.sweep(job) == 0 and checkpoint.sweep(job / "nowhere") == 0
 
 
+@pytest.mark.slow
 def test_a_save_in_another_process_is_left_alone(job: Path) -> None:
     save(job / "a", 10)
     with saving(job / "a", "alive") as process:
@@ -247,7 +250,7 @@ def test_nothing_else_is_swept(job: Path, tmp_path: Path) -> None:
 def test_a_save_whose_folder_is_swept_before_it_is_locked_makes_it_again(
     job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from proxima.checkpoint import temporary
+    from proxima.runs import temporary
 
     original, swept = temporary._try_lock, []
 

@@ -4,28 +4,35 @@ How the options must agree with each other, and how they are read from files and
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
-from proxima.options import option
+from proxima.config.options import option
+
+# `option` itself declares one that a resume may change, with a notice, and that comparisons look at.
+fixed = partial(option, resume="fixed")
+"""What the weights, the generators and the states of the envs belong to."""
+bookkeeping = partial(option, resume="free", compared=False)
+"""Where things are kept and shown, not what is learned."""
 
 
 @dataclass
 class RunOptions:
     """The run: how long, where, on what."""
 
-    name: str | None = option(None)
+    name: str | None = bookkeeping(None)
     """Name of the run; its folders are runs/NAME/DATE_TIME. None takes the env id."""
-    total_timesteps: int = option(1_000_000, at_least=1, at_most=10**15)
+    total_timesteps: int = option(1_000_000, at_least=1, at_most=10**15, resume="free")
     """Env steps to train for; the last iteration is always whole."""
-    seed: int = option(1, at_least=0, below=2**31)
+    seed: int = fixed(1, at_least=0, below=2**31, compared=False)
     """Seeds the networks, the actions, the minibatches, and env i with seed + i."""
-    device: str = option("auto")
+    device: str = option("auto", compared=False)
     """cpu, cuda, cuda:1, ... or auto: a GPU, if there is one, for images and for envs that live there; else the CPU."""
-    num_threads: int | None = option(None, at_least=1)
+    num_threads: int | None = option(None, at_least=1, compared=False)
     """Threads of the batch physics and of the learner. None: all cores, and what the minibatches are worth."""
     compile: Literal["auto", "on", "off"] = option("auto")
     """Compile the minibatch step, and acting. auto does where the run is long enough to earn the compilation back."""
-    runs_dir: str = option("runs")
+    runs_dir: str = bookkeeping("runs")
     """Folder under which runs are written."""
 
 
@@ -33,13 +40,11 @@ class RunOptions:
 class EnvOptions:
     """The environments and how they are run in parallel."""
 
-    env: str = option("HalfCheetah-v5", aliases=["env_id"])
+    env: str = fixed("HalfCheetah-v5", aliases=["env_id"])
     """Gymnasium id; `proxima envs` lists them."""
-    env_kwargs: dict[str, Any] = option({})
+    env_kwargs: dict[str, Any] = fixed({})
     """Keyword arguments of the env, such as '{forward_reward_weight: 2.0}'."""
-    rom: str | None = option(None)
-    """The game file of Super Mario Bros. None: $PROXIMA_MARIO_ROM, or an installed package that carries it."""
-    num_envs: int = option(8, aliases=["n_envs"], at_least=1, at_most=1_000_000)
+    num_envs: int = fixed(8, aliases=["n_envs"], at_least=1, at_most=1_000_000)
     """Environments that run in parallel."""
     vec_env_mode: Literal["auto", "batch", "sync", "async"] = option("auto")
     """batch: native physics threads; sync: this process; async: worker processes; auto: the best of them."""
@@ -63,11 +68,6 @@ class EnvOptions:
     """LOW HIGH: hold each action for a random time within these seconds, drawn for every decision and env."""
 
     @property
-    def kwargs(self) -> dict[str, Any]:
-        """What the env is made with."""
-        return self.env_kwargs | ({} if self.rom is None else {"rom": self.rom})
-
-    @property
     def holds_actions(self) -> bool:
         """Whether any option asks for a hold; in env steps it may still come to one."""
         given = (self.action_hold_start_seconds, self.action_hold_random)
@@ -75,38 +75,46 @@ class EnvOptions:
 
 
 @dataclass
+class EnvKeywords:
+    """Keywords of single envs that can be given like options: `--rom FILE` for `--env-kwargs '{rom: FILE}'`."""
+
+    rom: str | None = bookkeeping(None)
+    """The game file of Super Mario Bros. None: $PROXIMA_MARIO_ROM, or an installed package that carries it."""
+
+
+@dataclass
 class PolicyOptions:
     """The networks and the action distribution."""
 
-    hidden_sizes: list[int] = option([64, 64], at_least=1, at_most=65_536)
+    hidden_sizes: list[int] = fixed([64, 64], at_least=1, at_most=65_536)
     """Widths of the hidden layers, [] for none; with a memory, of the action MLP and the value MLP on top of it."""
-    activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = option("tanh")
+    activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = fixed("tanh")
     """Nonlinearity between the layers."""
-    share_trunk: Literal["auto", "on", "off"] = option("auto")
+    share_trunk: Literal["auto", "on", "off"] = fixed("auto")
     """One trunk (encoders, memory) for actor and critic, or one each. auto: shared for images and with a memory."""
-    memory: Literal["none", "gru", "lstm"] = option("none")
+    memory: Literal["none", "gru", "lstm"] = fixed("none")
     """Recurrent layers between the encoders and the hidden layers."""
-    memory_size: int = option(256, at_least=1, at_most=65_536)
+    memory_size: int = fixed(256, at_least=1, at_most=65_536)
     """Width of the memory."""
-    memory_layers: int = option(1, at_least=1, at_most=16)
+    memory_layers: int = fixed(1, at_least=1, at_most=16)
     """Layers of the memory."""
-    encoders: dict[str, Any] = option({})
+    encoders: dict[str, Any] = fixed({})
     """What becomes of a key of the observation, such as '{scandots: {widths: [128, 32]}, mass: {use: critic}}'."""
-    cnn_features: int = option(256, at_least=1, at_most=65_536)
+    cnn_features: int = fixed(256, at_least=1, at_most=65_536)
     """Features that the convolutional encoder makes of an image key."""
-    orthogonal_init: bool = option(True)
+    orthogonal_init: bool = fixed(True)
     """Orthogonal weights with gains sqrt(2), 0.01 for the action head and 1 for the value head."""
-    distribution: Literal["auto", "gaussian", "tanh_gaussian", "beta"] = option("auto")
+    distribution: Literal["auto", "gaussian", "tanh_gaussian", "beta"] = fixed("auto")
     """Distribution for Box actions (auto: gaussian). Discrete kinds follow from the action space."""
-    std_mode: Literal["learned", "fixed", "state"] = option("learned")
+    std_mode: Literal["learned", "fixed", "state"] = fixed("learned")
     """Standard deviation of a Gaussian: one learned vector, fixed, or computed from the observation."""
-    initial_std: float = option(1.0, above=0)
+    initial_std: float = fixed(1.0, above=0)
     """Standard deviation at the start (for good where it is fixed), in units of the scaled action."""
-    min_std: float = option(0.01, above=0)
+    min_std: float = fixed(0.01, above=0)
     """Smallest standard deviation that the policy may reach."""
-    max_std: float = option(4.0, above=0)
+    max_std: float = fixed(4.0, above=0)
     """Largest standard deviation that the policy may reach."""
-    scale_actions: bool = option(True)
+    scale_actions: bool = fixed(True)
     """Let -1..1 of a Gaussian policy span the bounds of the action space; it is clipped to the bounds either way."""
 
 
@@ -114,7 +122,7 @@ class PolicyOptions:
 class AlgorithmOptions:
     """The algorithm, and what all of them have."""
 
-    algorithm: Literal["PPO", "DQN"] = option("PPO")
+    algorithm: Literal["PPO", "DQN"] = fixed("PPO")
     """PPO, or DQN for Discrete actions; each has a section of its own."""
     gamma: float = option(0.99, at_least=0, at_most=1)
     """Discount factor of one env step."""
@@ -206,7 +214,7 @@ class OptimizerOptions:
 class NormalizeOptions:
     """Running normalisation; its statistics travel with the policy."""
 
-    normalize_obs: bool = option(True)
+    normalize_obs: bool = fixed(True)
     """Scale observations (images aside) by their running mean and deviation."""
     clip_obs: float = option(10.0, above=0)
     """Largest absolute normalised observation."""
@@ -220,19 +228,19 @@ class NormalizeOptions:
 class CheckpointOptions:
     """What is kept on disk besides the metrics."""
 
-    save_checkpoint: bool = option(True)
+    save_checkpoint: bool = bookkeeping(True)
     """Write checkpoints: at the end, at Ctrl-C or SIGTERM, and as often as the next two say."""
-    checkpoint_freq: int = option(0, at_least=0)
+    checkpoint_freq: int = bookkeeping(0, at_least=0)
     """Env steps between checkpoints; 0 writes none of these."""
-    checkpoint_minutes: float = option(10.0, at_least=0)
+    checkpoint_minutes: float = bookkeeping(10.0, at_least=0)
     """Minutes between checkpoints; 0 writes none of these."""
-    save_optimizer: bool = option(True)
+    save_optimizer: bool = bookkeeping(True)
     """Also save what a resume needs; without it a checkpoint serves inference only."""
-    keep_checkpoints: int = option(3, at_least=1)
+    keep_checkpoints: int = bookkeeping(3, at_least=1)
     """Newest checkpoints of a run that are kept; the one with the best return is kept as well."""
-    save_replay: bool = option(False)
+    save_replay: bool = bookkeeping(False)
     """Also save DQN's replay, gigabytes perhaps: without it a resume fills a new one first, and is not exact."""
-    auto_resume: bool = option(False)
+    auto_resume: bool = bookkeeping(False)
     """Go on with the run of this name that has the most steps, if there is one: for jobs that may be preempted."""
 
 
@@ -240,13 +248,13 @@ class CheckpointOptions:
 class EvaluationOptions:
     """How the policy is looked at while it learns."""
 
-    eval_every: int = option(0, at_least=0)
+    eval_every: int = option(0, at_least=0, compared=False)
     """Env steps between evaluations on separate envs; 0 makes none. The checkpoint of the best is kept."""
-    eval_episodes: int = option(10, at_least=1)
+    eval_episodes: int = option(10, at_least=1, compared=False)
     """Deterministic episodes of an evaluation."""
-    record_every: int = option(0, at_least=0)
+    record_every: int = option(0, at_least=0, compared=False)
     """Env steps between videos in the run's videos/; 0 makes none."""
-    video_length: int | None = option(None, at_least=1)
+    video_length: int | None = option(None, at_least=1, compared=False)
     """Env steps of such a video. None: one episode."""
 
 
@@ -254,11 +262,11 @@ class EvaluationOptions:
 class TrackOptions:
     """What a run shows and writes."""
 
-    tensorboard: bool = option(True)
+    tensorboard: bool = bookkeeping(True)
     """Write TensorBoard events to the run's tb/ folder."""
-    progress: bool = option(True)
+    progress: bool = bookkeeping(True)
     """Show a progress bar; without a terminal, a line now and then."""
-    log_every: int = option(0, at_least=0)
+    log_every: int = bookkeeping(0, at_least=0)
     """Print the table of metrics every so many iterations; 0 prints it only at the end."""
-    quiet: bool = option(False)
+    quiet: bool = bookkeeping(False)
     """Show warnings and errors only: no progress, no tables, no summary."""

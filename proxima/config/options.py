@@ -16,12 +16,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, Union
 
+from proxima.config.yaml_files import parse_yaml
 from proxima.errors import UsageError
-from proxima.yaml_files import parse_yaml
 
 _SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9}
 _LARGEST_INT = 2**63 - 1
 _TRUE, _FALSE = {"true", "1", "yes", "on"}, {"false", "0", "no", "off"}
+
+Resume = Literal["free", "reported", "fixed"]
+"""What becomes of a value that differs from the checkpoint's: used silently, used and reported, or refused."""
 
 
 def option(
@@ -32,11 +35,26 @@ def option(
     above: float | None = None,
     at_most: float | None = None,
     below: float | None = None,
+    resume: Resume = "reported",
+    compared: bool = True,
 ) -> Any:
-    """A dataclass field with its accepted other names and its range."""
+    """A dataclass field with its accepted other names and its range.
+
+    Args:
+        default: its value where nothing is given.
+        aliases: other names that are accepted for it.
+        at_least: the range, as `above`, `at_most` and `below`.
+        above: see `at_least`.
+        at_most: see `at_least`.
+        below: see `at_least`.
+        resume: whether a resume may change it.
+        compared: whether it matters for what is learned; runs that differ only in other options are seeds of one group.
+    """
     metadata = {
         "aliases": tuple(aliases),
         "bounds": {">=": at_least, ">": above, "<=": at_most, "<": below},
+        "resume": resume,
+        "compared": compared,
     }
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
@@ -53,6 +71,8 @@ class Option:
     default: Any
     aliases: tuple[str, ...]
     bounds: dict[str, float | None]
+    resume: Resume
+    compared: bool
     help: str
 
     @property
@@ -106,6 +126,8 @@ def options_of(section: str, cls: type) -> list[Option]:
                 default=default,
                 aliases=field.metadata.get("aliases", ()),
                 bounds=field.metadata.get("bounds", {}),
+                resume=field.metadata.get("resume", "reported"),
+                compared=field.metadata.get("compared", True),
                 help=docs[field.name],
             )
         )

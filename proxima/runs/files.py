@@ -6,7 +6,6 @@ import io
 import os
 import pickle
 import platform
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,14 +18,12 @@ import torch
 import yaml
 
 import proxima
-from proxima.checkpoint.temporary import entries, locked_folder, temporary_name
+from proxima.config.yaml_files import MAX_BYTES, parse_yaml
 from proxima.errors import ProximaError, UsageError
-from proxima.yaml_files import MAX_BYTES, parse_yaml
+from proxima.runs.layout import CHECKPOINT, METADATA, checkpoint_name, entries, is_file
+from proxima.runs.temporary import locked_folder, temporary_name
 
 FORMAT_VERSION = 3
-METADATA = "metadata.yaml"
-FOLDER = re.compile(r"(.+)-(\d+)-\d{4}_\d{6}$")
-"""Of a checkpoint: the run's name and the iteration."""
 _SEAL = "sealed: "  # the last line of the metadata: a checksum of all before it
 
 
@@ -59,8 +56,8 @@ def save(run_dir: Path, *, name: str, iteration: int, files: Mapping[str, Any], 
         files: what `torch.save` writes, by file name, or a function that gives it.
         metadata: added to the format version, versions and checksums in `metadata.yaml`.
     """
-    stamp = time.strftime("%m%d_%H%M%S")
-    target, temporary = run_dir / f"{name}-{iteration:05d}-{stamp}", run_dir / temporary_name(iteration, stamp)
+    target = run_dir / checkpoint_name(name, iteration)
+    temporary = run_dir / temporary_name(target)
     try:
         with locked_folder(temporary):
             _write(temporary, files, metadata)
@@ -100,14 +97,9 @@ def _write(temporary: Path, files: Mapping[str, Any], metadata: Mapping[str, Any
     _fsync(temporary)
 
 
-def run_dir(checkpoint: Path) -> Path:
-    """The folder of the run that a checkpoint belongs to, wherever the path is seen from."""
-    return checkpoint.resolve().parent if checkpoint.name in ("", "..") else checkpoint.parent
-
-
 def list_checkpoints(run_dir: Path) -> list[Path]:
     """The checkpoints of a run, lowest iteration first; none where the folder is gone."""
-    found = [(int(m[2]), p) for p in entries(run_dir) if (m := FOLDER.match(p.name)) and is_file(p / METADATA)]
+    found = [(int(m[2]), p) for p in entries(run_dir) if (m := CHECKPOINT.match(p.name)) and is_file(p / METADATA)]
     return [path for _, path in sorted(found)]
 
 
@@ -151,9 +143,9 @@ def read_whole_metadata(checkpoint: Path) -> dict[str, Any]:
     return metadata
 
 
-def read(checkpoint: Path, file_name: str) -> Any:
+def read(checkpoint: Path, file_name: str, metadata: Mapping[str, Any] | None = None) -> Any:
     """One file of a checkpoint, checked against its checksum and loaded without executing anything."""
-    path, metadata = checkpoint / file_name, read_metadata(checkpoint)
+    path, metadata = checkpoint / file_name, metadata or read_metadata(checkpoint)
     if file_name not in metadata["checksums"]:
         raise UsageError(f"{checkpoint} has no {file_name}: it was saved without what a resume needs.")
     try:
@@ -193,13 +185,6 @@ def damage(checkpoint: Path) -> str | None:
     except UsageError as error:
         return str(error)
     return None
-
-
-def is_file(path: Path) -> bool:
-    """Whether there is a regular file; False also where one may not look."""
-    with contextlib.suppress(OSError):
-        return path.is_file()
-    return False
 
 
 def _check_file(checkpoint: Path, name: str, metadata: Mapping[str, Any]) -> None:

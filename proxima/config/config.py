@@ -5,7 +5,7 @@ text is in `options.py`.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -13,12 +13,12 @@ from typing import Any
 
 import yaml
 
-from proxima.errors import UsageError
-from proxima.options import Option, nearest, options_of, shown
-from proxima.sections import (
+from proxima.config.options import Option, nearest, options_of, shown
+from proxima.config.sections import (
     AlgorithmOptions,
     CheckpointOptions,
     DQNOptions,
+    EnvKeywords,
     EnvOptions,
     EvaluationOptions,
     NormalizeOptions,
@@ -28,7 +28,8 @@ from proxima.sections import (
     RunOptions,
     TrackOptions,
 )
-from proxima.yaml_files import read_yaml
+from proxima.config.yaml_files import read_yaml
+from proxima.errors import UsageError
 
 MAX_NAME_BYTES = 200
 """A checkpoint's folder has the name and up to 45 bytes more, and file systems end at 255."""
@@ -191,19 +192,52 @@ def all_options() -> dict[str, Option]:
 
 
 @cache
-def option_names() -> dict[str, str]:
-    """Canonical name by every accepted spelling with underscores."""
-    names = {alias: opt.name for opt in all_options().values() for alias in opt.aliases}
-    return names | {name: name for name in all_options()}
+def env_keywords() -> dict[str, Option]:
+    """Keywords of single envs that are accepted like options, by name; they are kept in `env_kwargs`."""
+    return {opt.name: opt for opt in options_of("env", EnvKeywords)}
+
+
+@cache
+def spellings() -> dict[str, Option]:
+    """Every option and env keyword by each of its accepted names, with underscores."""
+    known = [*all_options().values(), *env_keywords().values()]
+    return {alias: opt for opt in known for alias in opt.aliases} | {opt.name: opt for opt in known}
 
 
 def find_option(name: str, *, source: str) -> Option:
     """The option that `name` stands for, in any accepted spelling, or an error that names the nearest."""
     key = name.replace("-", "_")
-    if key not in option_names():
+    if key not in spellings():
         where = f"{source}: " if source else ""
-        raise UsageError(f"{where}there is no option {shown(name)}.{nearest(key, option_names())}")
-    return all_options()[option_names()[key]]
+        raise UsageError(f"{where}there is no option {shown(name)}.{nearest(key, spellings())}")
+    return spellings()[key]
+
+
+def changes_at_resume(before: Config, after: Config) -> list[tuple[Option, Any, Any]]:
+    """The options that differ, with both values, but for those that a resume may change without a word."""
+    free = [name for name, opt in env_keywords().items() if opt.resume == "free"]
+    found = []
+    for opt in all_options().values():
+        old, new = (getattr(getattr(config, opt.section), opt.name) for config in (before, after))
+        is_same = _without(old, free) == _without(new, free) if opt.name == "env_kwargs" else old == new
+        if opt.resume != "free" and not is_same:
+            found.append((opt, old, new))
+    return found
+
+
+def compared_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Of options by name those that matter for what is learned; one that this version does not know may matter."""
+    incidental = [name for name, opt in env_keywords().items() if not opt.compared]
+    return {
+        name: _without(value, incidental) if name == "env_kwargs" else value
+        for name, value in values.items()
+        if name not in spellings() or spellings()[name].compared
+    }
+
+
+def _without(mapping: Any, names: Sequence[str]) -> Any:
+    """Without these keys; a file that somebody wrote by hand may have something else there."""
+    return {k: v for k, v in mapping.items() if k not in names} if isinstance(mapping, Mapping) else mapping
 
 
 def load_config(
@@ -228,13 +262,21 @@ def config_from_dict(sections: Mapping[str, Mapping[str, Any]], *, source: str) 
 def _assign_all(config: Config, values: Mapping[str, Any], *, source: str) -> None:
     """Set options by name, in any spelling; one that is given twice is an error, since either could be meant."""
     spelled: dict[str, str] = {}
+    keywords: dict[str, Any] = {}
     for name, value in values.items():
         opt = find_option(str(name), source=source)
         if opt.name in spelled:
             where = f"{source}: " if source else ""
             raise UsageError(f"{where}{spelled[opt.name]} and {name} are the same option: give one of them.")
         spelled[opt.name] = str(name)
-        setattr(getattr(config, opt.section), opt.name, opt.parse(value, source=source))
+        parsed = opt.parse(value, source=source)
+        if opt.name in env_keywords():
+            keywords[opt.name] = parsed
+        else:
+            setattr(getattr(config, opt.section), opt.name, parsed)
+    if keywords:
+        kept = {name: value for name, value in config.env.env_kwargs.items() if name not in keywords}
+        config.env.env_kwargs = kept | {name: value for name, value in keywords.items() if value is not None}
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -257,7 +299,7 @@ def _read_config(path: Path) -> dict[str, Any]:
                 flat[str(name)] = inner
         elif key in SECTIONS and value is None:
             continue
-        elif key in SECTIONS and key not in option_names():
+        elif key in SECTIONS and key not in spellings():
             raise UsageError(f"{path}: {key} is a section and needs 'name: value' lines under it, not {shown(value)}.")
         else:
             flat[str(key)] = value

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from proxima.config.yaml_files import MAX_BYTES, parse_yaml, read_yaml
 from proxima.errors import UsageError
-from proxima.yaml_files import MAX_BYTES, parse_yaml, read_yaml
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)

@@ -6,24 +6,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
-from proxima.checkpoint.files import (
-    FOLDER,
-    METADATA,
-    damage,
-    is_file,
-    list_checkpoints,
-    read_metadata,
-    read_whole_metadata,
-)
-from proxima.checkpoint.temporary import delete, entries
 from proxima.errors import UsageError
-from proxima.yaml_files import read_yaml
+from proxima.runs.files import damage, list_checkpoints, read_metadata, read_whole_metadata
+from proxima.runs.layout import CHECKPOINT, METADATA, TRAINING_STATE, entries, is_file
+from proxima.runs.lineage import read_lineage
+from proxima.runs.temporary import delete
 
 log = logging.getLogger("proxima")
 
-LINEAGE = "lineage.yaml"
 _TRIES = 100
 """How often to look again where a run deletes checkpoints while they are read."""
 
@@ -94,11 +84,6 @@ def make_room(run_dir: Path) -> bool:
     return True
 
 
-def write_lineage(run_dir: Path, lineage: list[str]) -> None:
-    """Note in a run's folder which checkpoints it descends from, the first run's first."""
-    (run_dir / LINEAGE).write_text(yaml.safe_dump({"lineage": lineage}))
-
-
 class _Found(NamedTuple):
     """A whole checkpoint."""
 
@@ -124,7 +109,7 @@ def _newest_of_each(run_dirs: Iterable[Path], *, resumable: bool) -> list[_Found
 
 def _run_of(checkpoint: Path) -> tuple[str, str]:
     """A checkpoint's run, by the last parts of the path: the runs may have moved since a lineage was written."""
-    match = FOLDER.match(checkpoint.name)
+    match = CHECKPOINT.match(checkpoint.name)
     return checkpoint.parent.name, match[1] if match else ""
 
 
@@ -143,7 +128,7 @@ def _newest_of_run(run_dir: Path, *, resumable: bool) -> _Found | None:
 
 
 def _folders(run_dir: Path) -> set[str]:
-    return {path.name for path in entries(run_dir) if FOLDER.match(path.name)}
+    return {path.name for path in entries(run_dir) if CHECKPOINT.match(path.name)}
 
 
 def _newest_listed(run_dir: Path, *, resumable: bool) -> _Found | None:
@@ -154,7 +139,7 @@ def _newest_listed(run_dir: Path, *, resumable: bool) -> _Found | None:
             if is_file(path / METADATA):  # else its run has deleted it meanwhile
                 log.warning("%s: passed over.", str(error).rstrip("."))
             continue
-        if not resumable or "training_state.pt" in found.metadata["checksums"]:
+        if not resumable or TRAINING_STATE in found.metadata["checksums"]:
             return found
     return None
 
@@ -181,7 +166,7 @@ def _known(value: Any) -> float:
 
 def _resumed_from(run_dir: Path) -> str | None:
     try:
-        lineage = read_yaml(run_dir / LINEAGE, what="the lineage")["lineage"]
-    except (UsageError, TypeError, KeyError):
-        return None
-    return str(lineage[-1]) if isinstance(lineage, list) and lineage else None
+        lineage = read_lineage(run_dir)
+    except UsageError:
+        lineage = []
+    return lineage[-1] if lineage else None

@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from proxima import checkpoint
+from proxima.config import load_config
 from proxima.errors import UsageError
+from proxima.nets.spec import Spec
+from proxima.runs import checkpoint
+from proxima.runs.checkpoint import Checkpoint
+from proxima.runs.layout import AGENT, CHECKPOINT, CONFIG, TRAINING_STATE, checkpoint_name, make_run_dir
+from proxima.runs.lineage import read_lineage, write_lineage
+from tests.resealed import tiny
 
 METADATA = {"config": {}, "spec": {}, "iteration": 3, "global_step": 0, "lineage": []}
 
@@ -71,3 +77,37 @@ def test_foreign_metadata_is_refused(tmp_path: Path, text: str, message: str) ->
 def test_an_empty_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no whole checkpoint"):
         checkpoint.find(tmp_path)
+
+
+def test_a_checkpoint_says_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny(tmp_path / "run", gamma=0.5)
+    one = Checkpoint(folder)
+    assert (one.iteration, one.global_step, one.episode_return, one.run_dir) == (3, 30, 1.5, tmp_path / "run")
+    assert one.lineage == ["/runs/a/tiny-00001-1115_101839"] and one.hold == {"low": 1, "high": 2, "gamma": 0.99}
+    assert Spec.from_dict(one.spec).to_dict() == one.spec
+    assert one.config.algorithm.gamma == 0.5 and one.config is not one.config
+    assert one.has(AGENT) and not one.has(TRAINING_STATE)
+    assert one.state(AGENT).keys() == checkpoint.read(folder, AGENT).keys()
+    with pytest.raises(UsageError, match=r"has no training_state.pt"):
+        one.state(TRAINING_STATE)
+    monkeypatch.chdir(folder)
+    assert Checkpoint("").run_dir == tmp_path / "run"
+
+
+def test_a_foreign_folder_is_refused_when_it_is_asked(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not the metadata of a Proxima checkpoint"):
+        _ = Checkpoint(tmp_path).config
+
+
+def test_a_run_folder_is_new_and_has_the_options(tmp_path: Path) -> None:
+    config = load_config(None, {"runs_dir": str(tmp_path), "name": "job", "gamma": 0.5})
+    one, two = make_run_dir(config), make_run_dir(config)
+    assert one != two and one.parent == two.parent == tmp_path / "job"
+    assert [path.name for path in one.iterdir()] == [CONFIG] and load_config(one / CONFIG) == config
+    assert CHECKPOINT.sub(r"\1 \2", checkpoint_name("a-b", 7)) == "a-b 00007"
+
+
+def test_lineage_is_read_as_it_was_written(tmp_path: Path) -> None:
+    assert read_lineage(tmp_path) == []
+    write_lineage(tmp_path, ["/a/1", "/a/2"])
+    assert read_lineage(tmp_path) == ["/a/1", "/a/2"]
