@@ -16,7 +16,7 @@ ALLOWED = {
     "algorithms": {"errors"},
     "machine": set(),
     "compiling": set(),
-    "config": {"errors"},
+    "config": {"errors", "algorithms"},
     "data": FOUNDATION,
     "algo": FOUNDATION | {"data"},
     "nets": FOUNDATION | {"data", "algo"},

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from proxima.algorithms import ALGORITHMS
 from proxima.config.options import Option, nearest, options_of, shown
 from proxima.config.sections import (
     AlgorithmOptions,
@@ -121,7 +122,8 @@ class Config:
             )
         if self.optimizer.weight_decay and self.optimizer.optimizer == "adam":
             raise UsageError("weight_decay is set, but optimizer adam has none: use optimizer adamw.")
-        return self._validate_ppo() if self.algorithm.algorithm == "PPO" else self._validate_dqn()
+        own: list[str] = getattr(self, f"_validate_{ALGORITHMS[self.algorithm.algorithm].section}")()
+        return own
 
     def _validate_ppo(self) -> list[str]:
         ppo, policy, notices = self.ppo, self.policy, []

@@ -154,9 +154,9 @@ def test_a_replay_that_begins_in_mid_episode_holds_what_was_seen(monkeypatch: py
     seen: list[torch.Tensor] = []
     act = trainer.policy.act
 
-    def watched(obs: dict[str, torch.Tensor], *rest: Any) -> Any:
+    def watched(obs: dict[str, torch.Tensor], *rest: Any, **options: Any) -> Any:
         seen.append(obs["obs"].clone())
-        return act(obs, *rest)
+        return act(obs, *rest, **options)
 
     monkeypatch.setattr(trainer.policy, "act", watched)
     trainer.iterate()

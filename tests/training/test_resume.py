@@ -101,7 +101,7 @@ def test_a_foreign_state_is_refused_in_one_line() -> None:
     boundary = {name: checkpoint.read(other.checkpoint, name) for name in FILES}
     metadata = {key: checkpoint.read_metadata(first.checkpoint)[key] for key in METADATA}
     mixed = checkpoint.save(first.run_dir, name="mixed", iteration=9, files=boundary, metadata=metadata)
-    with pytest.raises(UsageError, match=rf"cannot be restored \(RuntimeError: .*\): use {first.checkpoint}"):
+    with pytest.raises(UsageError, match=rf"cannot be restored \(ValueError: .*\): use {first.checkpoint}"):
         train(resume_from=mixed, total_timesteps=512)
 
 

@@ -12,7 +12,8 @@ import torch
 import yaml
 
 from proxima import load_policy, train
-from proxima.config import load_config
+from proxima.algorithms import ALGORITHMS, find_attribute
+from proxima.config import SECTIONS, all_options, load_config
 from proxima.envs.games.mario.rom import find_rom
 from proxima.envs.make import list_envs
 from proxima.errors import EnvFailure, UsageError
@@ -182,3 +183,35 @@ def test_a_float64_default_is_left_to_its_owner() -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert all(p.dtype is torch.float32 for p in result.policy.parameters())
+
+
+def test_leaving_the_loop_saves_what_has_been_learned(tmp_path: Path) -> None:
+    trainer = Trainer(load_config(None, SMALL | {"env": "CartPole-v1", "total_timesteps": 12_800}))
+    seen = []
+    for metrics in trainer.iterations():
+        seen.append(metrics["iteration"])
+        if len(seen) == 3:
+            break
+    del metrics
+    result = trainer.result()
+    assert seen == [1, 2, 3] and result.checkpoint is not None
+    assert checkpoint.read_metadata(result.checkpoint)["iteration"] == 3
+    rows = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in rows] == [1, 2, 3]
+    assert train(resume_from=result.run_dir, total_timesteps=512).global_step == 512
+
+
+def test_a_loop_of_ones_own_trains_the_same_bits_as_train() -> None:
+    options = SMALL | {"env": "CartPole-v1", "total_timesteps": 512}
+    trainer = Trainer(load_config(None, options))
+    for _ in trainer.iterations():
+        torch.randn(3)  # the caller's own numbers are not the run's
+    expected = train(**options).policy.state_dict()
+    assert all(torch.equal(x, expected[name]) for name, x in trainer.result().policy.state_dict().items())
+
+
+def test_every_algorithm_of_the_table_can_be_chosen_and_has_its_section() -> None:
+    assert set(all_options()["algorithm"].choices) == set(ALGORITHMS)
+    for entry in ALGORITHMS.values():
+        assert entry.section in SECTIONS
+        assert find_attribute(entry.algorithm).__name__ and find_attribute(entry.policy).__name__
