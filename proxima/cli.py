@@ -242,8 +242,10 @@ def _train(arguments: argparse.Namespace) -> int:
 
 def _bench(arguments: argparse.Namespace) -> int:
     from proxima.config import load_config
+    from proxima.machine import keep_freed_memory
     from proxima.training.bench import bench
 
+    keep_freed_memory()
     _hear_interrupts()
     if not 0 < arguments.seconds < math.inf:
         raise UsageError(f"seconds is {arguments.seconds}, but it must be positive.")
@@ -257,10 +259,12 @@ def _resume(arguments: argparse.Namespace) -> int:
 
 
 def _run_training(config: str | None, resume_from: str | None, overrides: dict[str, Any]) -> int:
+    from proxima.machine import keep_freed_memory
     from proxima.text import number
     from proxima.track.progress import log_handler, make_console
     from proxima.training.trainer import train
 
+    keep_freed_memory()
     console = make_console()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[log_handler(console)])
     result = train(config, resume_from=resume_from, console=console, **overrides)

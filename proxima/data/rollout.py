@@ -61,6 +61,8 @@ class Rollout:
         if state_size:
             self.state = torch.zeros(-(-num_steps // sequence_length), num_envs, state_size, device=device)
             self.last_state = torch.zeros(num_envs, state_size, device=device)
+        self.aux: dict[str, Tensor] = {}
+        """`[T, N, ...]` each: what the env gives a second learner in every step."""
         self.clear()
 
     def clear(self) -> None:
@@ -79,6 +81,13 @@ class Rollout:
         for key, rows in self.frames.items():
             count = self.stacks[key]
             rows[: count - 1] = obs[key].unflatten(1, (count, -1))[:, :-1].transpose(0, 1)
+
+    def put_aux(self, t: int, aux: Mapping[str, Tensor]) -> None:
+        """Store what step `t` gave a second learner, `[N, ...]` each."""
+        for name, x in aux.items():
+            if name not in self.aux:
+                self.aux[name] = torch.zeros(self.num_steps, *x.shape, dtype=x.dtype, device=self.reward.device)
+            self.aux[name][t] = x
 
     def add_final(self, time: Tensor, env: Tensor, final_obs: dict[str, Tensor], state: Tensor | None = None) -> None:
         """Store the last observations `[K, ...]` of episodes that were truncated at `time` `[K]` in `env` `[K]`.
@@ -179,6 +188,7 @@ class Rollout:
             else torch.cat([part.obs[key] for part in parts], 1)
             for key in first.obs
         }
+        joined.aux = {name: torch.cat([part.aux[name] for part in parts], 1) for name in first.aux}
         for name in ("action", "reward", "terminated", "truncated", "log_prob", "value", "state"):
             setattr(joined, name, beside(name))
         joined.last_state = beside("last_state", 0)

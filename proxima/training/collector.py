@@ -165,6 +165,8 @@ class Collector:
                 reward.copy_(step.reward)
                 if step.duration is not None:
                     self._put_duration(t, step.duration)
+                if step.aux:
+                    rollout.put_aux(t, step.aux)
                 if step.final_obs is not None:
                     self._end_episodes(t, step)
                 taken += 1

@@ -16,7 +16,6 @@ from proxima.compiling import float32_by_default, freeze_garbage, process_settin
 from proxima.config import Config, load_config
 from proxima.errors import ProximaError, UsageError
 from proxima.evaluate.restored import restore_policy
-from proxima.machine import keep_freed_memory
 from proxima.nets.policy import Policy
 from proxima.runs import checkpoint
 from proxima.runs.layout import make_run_dir
@@ -58,7 +57,6 @@ class Trainer:
         self.config = config
         self.console = make_console(quiet=True) if config.track.quiet else console or make_console()
         self.notices = config.validate()
-        keep_freed_memory()
         with float32_by_default():
             self.parts = setup.build_parts(config)
             try:

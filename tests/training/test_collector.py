@@ -8,6 +8,7 @@ import torch
 
 from proxima.algo.ppo import PPOLearner
 from proxima.config import load_config
+from proxima.data.rollout import Rollout
 from proxima.envs.make import make_env
 from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.spec import Spec
@@ -179,3 +180,20 @@ def test_the_window_is_that_of_the_last_hundred_episodes_with_the_unknown_in_it(
     assert statistics.metrics()["episode_success"] == 1.0 and statistics.metrics()["episode_x"] == 2.5
     statistics.add([0.0] * 100, [1] * 100, silent * 2, {"x": silent * 2})
     assert math.isnan(statistics.metrics()["episode_success"]) and math.isnan(statistics.metrics()["episode_x"])
+
+
+def test_what_the_env_gives_a_second_learner_is_stored_with_its_step() -> None:
+    collector, _, _ = make()
+    real, given = collector.env.step, []
+
+    def step(action: torch.Tensor) -> Any:
+        found = real(action)
+        found.aux = {"torque": torch.full((ENVS, 2), float(len(given))), "muscle": found.reward.clone()}
+        given.append(found.aux)
+        return found
+
+    collector.env.step = step  # type: ignore[method-assign]
+    rollout = collector.collect()
+    for name in ("torque", "muscle"):
+        assert torch.equal(rollout.aux[name], torch.stack([aux[name] for aux in given]))
+    assert Rollout.join([rollout, rollout]).aux["torque"].shape == (STEPS, 2 * ENVS, 2)
