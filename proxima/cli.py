@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import errno
 import json
 import logging
 import math
@@ -57,7 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.print_help()
             return 0
         parsed = parser.parse_strictly(arguments)
-        return parsed.function(parsed)
+        code: int = parsed.function(parsed)
+        sys.stdout.flush()
+        return code
     except ProximaError as error:
         _complain(str(error))
         return error.exit_code
@@ -67,6 +70,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `proxima envs | head`
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer goes nowhere
+        _complain("the results cannot be printed: no space left on device.")
+        return 1
 
 
 def _complain(message: str) -> None:

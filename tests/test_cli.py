@@ -162,3 +162,14 @@ print(os.environ.get("GOMP_SPINCOUNT"), file=sys.stderr)
     for chosen, expected in (({}, "10000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "active"}, "None")):
         done = subprocess.run([sys.executable, "-c", script], env=plain | chosen, capture_output=True, text=True)
         assert done.stderr.strip() == expected
+
+
+@pytest.mark.slow
+def test_results_that_cannot_be_printed_are_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "proxima", "train", "--env", "CartPole-v1", *SMALL]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1] == "proxima: the results cannot be printed: no space left on device."
+    (run,) = (tmp_path / "runs" / "CartPole-v1").iterdir()
+    assert list(run.glob("*/agent.pt"))
