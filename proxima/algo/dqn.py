@@ -167,9 +167,14 @@ class DQNLearner(Learner):
         first = int(index[0])
         return _rows(data, lambda x: x[first : first + len(index)])
 
+    def complete(self, weights: Weights, minibatch: Minibatch) -> Minibatch:
+        """With the targets of double Q, for which the online network chooses the next action."""
+        return minibatch._replace(target=self._targets(weights, minibatch))
+
     def loss(self, weights: Weights, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
         """Huber loss of the actions' Q."""
-        target = self._targets(weights, minibatch)
+        target = minibatch.target
+        assert target is not None
         q = _chosen(self._q(weights, minibatch.obs), minibatch.action)
         huber = F.smooth_l1_loss(q, target)
         return huber, torch.stack((huber, q.mean(), (q - target).abs().mean())).detach()
@@ -180,10 +185,9 @@ class DQNLearner(Learner):
             return minibatch.target
         assert minibatch.next_obs is not None and minibatch.target_q is not None
         assert minibatch.return_ is not None and minibatch.discount is not None
-        with torch.no_grad():
-            # Chosen by one network, valued by the other (van Hasselt et al. 2016).
-            best = self._q(weights, minibatch.next_obs).argmax(-1)
-            return minibatch.return_ + minibatch.discount * _chosen(minibatch.target_q, best)
+        # Chosen by one network, valued by the other (van Hasselt et al. 2016).
+        best = self._q(weights, minibatch.next_obs).argmax(-1)
+        return minibatch.return_ + minibatch.discount * _chosen(minibatch.target_q, best)
 
     def _q(self, weights: Weights, obs: Tensors) -> Tensor:
         """Q `[B, A]` with these weights."""
@@ -216,13 +220,13 @@ class DQNLearner(Learner):
 
 def _rows(data: Minibatch, rows: Callable[[Tensor], Tensor]) -> Minibatch:
     """The same rows of every tensor."""
+    return Minibatch(*[_rows_of(x, rows) for x in data])
 
-    def of(x: Tensors | Tensor | None) -> Any:
-        if x is None:
-            return None
-        return rows(x) if isinstance(x, Tensor) else {key: rows(y) for key, y in x.items()}
 
-    return Minibatch(*map(of, data))
+def _rows_of(x: Any, rows: Callable[[Tensor], Tensor]) -> Any:
+    if x is None:
+        return None
+    return rows(x) if isinstance(x, Tensor) else {key: rows(y) for key, y in x.items()}
 
 
 def _chosen(q: Tensor, action: Tensor) -> Tensor:

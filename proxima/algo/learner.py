@@ -87,6 +87,10 @@ class Learner(ABC):
         """The same outside of compiled code, where there may be a quicker way."""
         return self.gather(data, index)
 
+    def complete(self, weights: Weights, minibatch: Any) -> Any:
+        """The minibatch with what depends on the weights and takes no gradient, such as targets."""
+        return minibatch
+
     def count(self, minibatch: Any) -> Tensor | int:
         """Samples of a minibatch, by which accumulated gradients are averaged."""
         return len(minibatch.action)
@@ -137,6 +141,7 @@ class Learner(ABC):
 
     def _gradient(self, state: AdamState, minibatch: Any) -> tuple[Tensor, Tensor]:
         """Gradient `[P]` of the (for fp16 scaled) loss, and the loss terms `[K]`."""
+        minibatch = self.complete(self.flat.views(state.param), minibatch)
 
         def loss(param: Tensor) -> tuple[Tensor, Tensor]:
             value, terms = self.loss(self.flat.views(param), minibatch)
