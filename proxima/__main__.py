@@ -1,6 +1,7 @@
 """The command `proxima`, and `python -m proxima`: Ctrl-C works from the first import on."""
 
-import _signal as signal  # type: ignore[import-not-found]  # without the names of `signal`, whose import of enum Ctrl-C could interrupt
+# The C module under `signal`: the import of enum by the latter is long enough for a Ctrl-C to fall into.
+import _signal as signal  # type: ignore[import-not-found]
 import os
 import sys
 

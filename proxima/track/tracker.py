@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -39,7 +40,7 @@ class Tracker:
     def write(self, metrics: Mapping[str, float]) -> None:
         """Record one iteration."""
         for writer in self.writers:
-            self._guard(writer, lambda writer=writer: writer.write(int(metrics["global_step"]), metrics))  # type: ignore[misc]
+            self._guard(writer, partial(writer.write, int(metrics["global_step"]), metrics))
 
     def close(self) -> None:
         """Close every writer."""

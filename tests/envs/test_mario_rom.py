@@ -26,6 +26,6 @@ def test_a_file_of_absurd_size_is_refused_without_reading(tmp_path: Path) -> Non
 
 
 def test_a_path_that_cannot_be_one_is_one_line() -> None:
-    for path in ("a\0b", "x" * 5000, "/root/../proc/self/mem/x"):
+    for path in ("a\0b", "x" * 5000, "/proc/self/mem/x"):
         with pytest.raises(UsageError, match="cannot be read"):
             rom.load_rom(path)
