@@ -28,7 +28,7 @@ SIZES = {"num_envs": 4096, "num_steps": 24, "minibatch_size": 1024, "update_epoc
 WAYS: dict[str, dict[str, Any]] = {
     "eager (cuDNN)": {"compile": "off"},
     "CUDA graph": {"compile": "on"},
-    "CUDA graph, LSTM": {"compile": "on", "memory": "lstm"},
+    "CUDA graph, LSTM": {"compile": "on", "rnn": "lstm"},
     "CUDA graph, a GRU each": {"compile": "on", "share_trunk": "off"},
     "CUDA graph, bf16": {"compile": "on", "precision": "bf16"},
 }

@@ -21,12 +21,12 @@ from throughput import PEER, ROOT, install_peer, run_proxima, where
 VENV = ROOT / "benchmarks" / ".sb3-contrib-venv"
 CONTRIB = (*PEER, "sb3-contrib==2.9.0")
 COMMON: dict[str, Any] = {"env": "HalfCheetah-v5", "envs": 8, "steps": 256, "epochs": 4, "width": 64}
-LSTM = {"memory": "lstm", "memory-size": 64, "bptt-length": 32}
+LSTM = {"rnn": "lstm", "rnn-size": 64, "bptt-length": 32}
 # 256 samples a minibatch: for us, 8 sequences of 32 steps.
 OURS: dict[str, dict[str, Any]] = {
     "LSTM each for actor and critic": COMMON | {"batch": 8, "options": LSTM | {"share-trunk": "off"}},
     "one LSTM for both": COMMON | {"batch": 8, "options": LSTM},
-    "one GRU for both": COMMON | {"batch": 8, "options": LSTM | {"memory": "gru"}},
+    "one GRU for both": COMMON | {"batch": 8, "options": LSTM | {"rnn": "gru"}},
     "MLP": COMMON | {"batch": 256},
 }
 # What RecurrentPPO is compared with: its default has an LSTM each.
@@ -98,7 +98,7 @@ def write(ours: dict[str, list[dict[str, float]]], theirs: dict[str, list[dict[s
         "",
         f"`python benchmarks/recurrent.py --rounds {rounds}`, {where()}.",
         "HalfCheetah-v5, 8 envs x 256 steps, 4 epochs, minibatches of 256 samples (ours: 8 sequences of 32 steps),",
-        "memory 64, then 2x64; env steps a second, updates included; medians of the rounds, which alternate.",
+        "rnn_size 64, then 2x64; env steps a second, updates included; medians of the rounds, which alternate.",
         "RecurrentPPO is sb3-contrib 2.9.0 with one torch thread. Its gradients go back through up to 256 steps, ours",
         "through 32.",
         "",

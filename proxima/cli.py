@@ -25,7 +25,7 @@ _RESUME_ALIASES = ("--resume-from", "--resume", "--checkpoint")
 # What `train --help` shows; `--help-all` shows every option.
 _COMMON_OPTIONS = {
     *("env", "num_envs", "total_timesteps", "name", "seed", "device", "algorithm", "learning_rate", "lr_schedule"),
-    *("num_steps", "minibatch_size", "update_epochs", "gamma", "entropy_coef", "hidden_sizes", "memory"),
+    *("num_steps", "minibatch_size", "update_epochs", "gamma", "entropy_coef", "hidden_sizes", "rnn"),
     *("eval_every", "record_every", "checkpoint_minutes", "auto_resume", "quiet"),
 }
 _SHELLS = ("bash", "zsh", "tcsh")

@@ -51,8 +51,8 @@ SIZES = {
     "num_workers": ("1", "2", "3"),
     "eval_episodes": ("1", "3"),
     "hidden_sizes": ("[]", "8", "8 8 8", "65536 65536", "1e9"),
-    "memory_size": ("1", "8", "65536"),
-    "memory_layers": ("1", "2", "1e9"),
+    "rnn_size": ("1", "8", "65536"),
+    "rnn_layers": ("1", "2", "1e9"),
     "cnn_features": ("1", "8", "65537"),
     "iteration_steps": ("1", "100"),
     "compile": ("off", "auto"),
@@ -113,8 +113,8 @@ def command(seed: int) -> list[str]:
     if rng.random() < 0.25:
         given["algorithm"] = "DQN"
     if rng.random() < 0.2:
-        given["memory"] = rng.choice(("gru", "lstm"))
-        given["memory_size"] = "8"
+        given["rnn"] = rng.choice(("gru", "lstm"))
+        given["rnn_size"] = "8"
     for name in rng.sample(sorted(options), rng.randint(1, 5)):
         given[name] = value_of(options[name], rng)
     argv = ["train"]

@@ -74,12 +74,12 @@ class Config:
 
     @property
     def sequence_length(self) -> int:
-        """Steps that the learner takes as one: 1 without a memory."""
-        return 1 if self.policy.memory == "none" else min(self.ppo.bptt_length, self.ppo.num_steps)
+        """Steps in a training sequence: 1 unless the policy is recurrent."""
+        return 1 if self.policy.rnn == "none" else min(self.ppo.bptt_length, self.ppo.num_steps)
 
     @property
     def num_sequences(self) -> int:
-        """Sequences of one iteration: its samples, without a memory."""
+        """Sequences of one iteration: its samples, unless the policy is recurrent."""
         return self.env.num_envs * -(-self.ppo.num_steps // self.sequence_length)
 
     @property
@@ -128,12 +128,12 @@ class Config:
     def _validate_ppo(self) -> list[str]:
         ppo, policy, notices = self.ppo, self.policy, []
         size, minibatch = self.num_sequences, self.algorithm.minibatch_size
-        recurrent = policy.memory != "none"
-        if not recurrent and (policy.memory_size, ppo.bptt_length) != (
-            PolicyOptions.memory_size,
+        recurrent = policy.rnn != "none"
+        if not recurrent and (policy.rnn_size, ppo.bptt_length) != (
+            PolicyOptions.rnn_size,
             PPOOptions.bptt_length,
         ):
-            notices.append("memory_size and bptt_length have no effect without memory gru or lstm.")
+            notices.append("rnn_size and bptt_length have no effect without rnn gru or lstm.")
         what = "sequences" if recurrent else "samples"
         if minibatch > size:
             cut = f", cut into sequences of {self.sequence_length}" if recurrent else ""
@@ -162,8 +162,8 @@ class Config:
                 f"learning_starts is {dqn.learning_starts}, but a replay with buffer_size {dqn.buffer_size} of {envs} "
                 f"envs never has more than {max(0, reachable)} decisions to learn from: raise buffer_size."
             )
-        if self.policy.memory != "none":
-            raise UsageError(f"memory is {self.policy.memory}, but DQN has none: use memory none or algorithm PPO.")
+        if self.policy.rnn != "none":
+            raise UsageError(f"rnn is {self.policy.rnn}, but DQN has no recurrent policy: use rnn none or PPO.")
         if optimizer.lr_schedule == "adaptive":
             raise UsageError("lr_schedule is adaptive, but DQN has no KL to follow: use constant, linear or cosine.")
         if optimizer.gradient_accumulation > 1 or optimizer.precision == "fp16":

@@ -87,17 +87,17 @@ class PolicyOptions:
     """The networks and the action distribution."""
 
     hidden_sizes: list[int] = fixed([64, 64], at_least=1, at_most=65_536)
-    """Widths of the hidden layers, [] for none; with a memory, of the action MLP and the value MLP on top of it."""
+    """Widths of the hidden layers, [] for none. If recurrent: of the MLPs after the recurrent layers."""
     activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = fixed("tanh")
     """Nonlinearity between the layers."""
     share_trunk: Literal["auto", "on", "off"] = fixed("auto")
-    """One trunk (encoders, memory) for actor and critic, or one each. auto: shared for images and with a memory."""
-    memory: Literal["none", "gru", "lstm"] = fixed("none")
+    """One trunk (encoders, recurrent layers) for actor and critic, or one each. auto: shared for images or if recurrent."""
+    rnn: Literal["none", "gru", "lstm"] = fixed("none", aliases=["memory"])
     """Recurrent layers between the encoders and the hidden layers."""
-    memory_size: int = fixed(256, at_least=1, at_most=65_536)
-    """Width of the memory."""
-    memory_layers: int = fixed(1, at_least=1, at_most=16)
-    """Layers of the memory."""
+    rnn_size: int = fixed(256, aliases=["memory_size"], at_least=1, at_most=65_536)
+    """Hidden units of each recurrent layer."""
+    rnn_layers: int = fixed(1, aliases=["memory_layers"], at_least=1, at_most=16)
+    """Number of recurrent layers."""
     encoders: dict[str, Any] = fixed({})
     """What becomes of a key of the observation, such as '{scandots: {widths: [128, 32]}, mass: {use: critic}}'."""
     cnn_features: int = fixed(256, at_least=1, at_most=65_536)
@@ -129,7 +129,7 @@ class AlgorithmOptions:
     smdp: bool = option(True)
     """Discount held actions by the env steps they took; False takes gamma per decision and plain sums of rewards."""
     minibatch_size: int = option(64, aliases=["mini_batch_size", "batch_size"], at_least=1)
-    """Samples in a minibatch; with a memory, sequences."""
+    """Samples in a minibatch; of a recurrent policy, sequences."""
 
 
 @dataclass
@@ -141,7 +141,7 @@ class PPOOptions:
     update_epochs: int = option(10, aliases=["epochs", "n_epochs"], at_least=1)
     """Passes over the batch in each iteration."""
     bptt_length: int = option(24, at_least=1)
-    """With a memory: steps of a sequence, as far as gradients go back in time."""
+    """Truncated backpropagation through time: steps in a training sequence of a recurrent policy."""
     gae_lambda: float = option(0.95, at_least=0, at_most=1)
     """Lambda of generalised advantage estimation: 0 trusts the critic, 1 the returns."""
     clip_range: float = option(0.2, aliases=["clip_epsilon", "clip_coef"], above=0)

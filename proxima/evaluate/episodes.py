@@ -246,7 +246,7 @@ def _keep(
 
 
 def _episode(i: int, step: Step, policy: Policy, steps: list[dict[str, Any]], state: Tensor | None) -> Episode:
-    """The one that ended in env `i`; `state` is the memory of all before its last observation."""
+    """The one that ended in env `i`; `state` is the recurrent state of all before its last observation."""
     success = None
     if step.episodes.success is not None and not bool(step.episodes.success[i].isnan()):
         success = bool(step.episodes.success[i])

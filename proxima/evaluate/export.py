@@ -1,7 +1,7 @@
 """A trained policy as one file that runs without Proxima: ONNX, or TorchScript.
 
 The file is `load_policy(path).act` for a batch: raw observations in, the likeliest action in the env's own units,
-shape and dtype out; with a memory, its state goes in and out as well. The normaliser, the encoders and the action
+shape and dtype out; a recurrent state goes in and out as well. The normaliser, the encoders and the action
 transform are inside; the critic and what only it sees stay behind.
 """
 
@@ -95,7 +95,7 @@ class DeterministicPolicy(nn.Module):
         self.eval().requires_grad_(False)
 
     def forward(self, obs: Obs, state: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """`[B, *shape]` a key to actions `[B, *shape]`; with a memory, its state before to that after as well."""
+        """`[B, *shape]` a key to actions `[B, *shape]`; if recurrent, also state to next state."""
         acted = self.policy.act(obs, None, state)
         action = self._in_env_form(acted.env_action)
         return action if acted.state is None else (action, acted.state)

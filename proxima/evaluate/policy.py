@@ -21,7 +21,7 @@ from proxima.nets.spec import Spec
 class LoadedPolicy:
     """Acts on NumPy observations, one or a batch, with the normaliser statistics of its checkpoint.
 
-    A policy with a memory remembers what it was given: `reset` says where a new episode begins.
+    A recurrent policy keeps its state between calls: `reset` says where a new episode begins.
     """
 
     def __init__(self, policy: Policy, *, seed: int = 0, hold: Hold | None = None):
@@ -34,7 +34,7 @@ class LoadedPolicy:
         self._state: Tensor | None = None
 
     def reset(self, ended: ArrayLike | None = None) -> None:
-        """Forget all, or only the rows of the batch where `ended` `[B]` is true; without a memory, nothing happens."""
+        """Zero the recurrent state, or only the rows of the batch where `ended` `[B]` is true."""
         if ended is None or self._state is None:
             self._state = None
         else:

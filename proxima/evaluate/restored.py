@@ -19,7 +19,6 @@ from proxima.nets.policy import Policy
 from proxima.nets.spec import Spec
 from proxima.runs import checkpoint
 from proxima.runs.checkpoint import Checkpoint
-from proxima.runs.layout import AGENT
 
 _TRIES = 10
 
@@ -56,7 +55,7 @@ def restore_policy(path: str | Path) -> Restored:
 
 def _restore(folder: Path) -> Restored:
     saved = Checkpoint(folder)
-    config, spec, state = saved.config, Spec.from_dict(saved.spec), saved.state(AGENT)
+    config, spec, state = saved.config, Spec.from_dict(saved.spec), saved.weights
     # The weights come from the file: drawing them first would take time, and move the caller's generator.
     quick = replace(config, policy=replace(config.policy, orthogonal_init=False))
     _check_layers(config, state)
@@ -73,9 +72,7 @@ def _restore(folder: Path) -> Restored:
 
 def _check_layers(config: Config, state: Any) -> None:
     """Refuse more layers than there are tensors: to build a billion of them would take hours, even without memory."""
-    if not isinstance(state, dict):
-        raise ValueError(f"agent.pt holds a {type(state).__name__}, not weights by name")
-    layers = max(len(config.policy.hidden_sizes), config.policy.memory_layers)
+    layers = max(len(config.policy.hidden_sizes), config.policy.rnn_layers)
     if layers > max(1, len(state)):
         raise ValueError(f"agent.pt has {len(state)} tensors for {layers} layers")
 

@@ -62,7 +62,7 @@ def record(
             steps. There is one frame a step and one a reset.
         hold: For how many env steps each action is held; `LoadedPolicy.hold` is what the policy learned with. Every
             step is drawn all the same.
-        on_reset: Called where an episode begins; `LoadedPolicy.reset`, for a policy with a memory.
+        on_reset: Called where an episode begins; `LoadedPolicy.reset`, for a recurrent policy.
 
     Raises:
         UsageError: the env cannot be drawn; one line says what is missing.

@@ -109,8 +109,8 @@ class ActionHead(nn.Module):
 class ActorCritic(Policy):
     """Actor and critic over dictionary observations.
 
-    With a memory, `hidden_sizes` are the action MLP and the value MLP on top of it. A state `[B, S]` holds what all
-    memories carry: one of the actor's, and behind it the critic's where that has a trunk of its own.
+    If recurrent, `hidden_sizes` are the action and value MLPs after the recurrent layers. A state `[B, S]` holds
+    that of all recurrent layers: the actor's, then the critic's where that has a trunk of its own.
     """
 
     def __init__(self, spec: Spec, options: PolicyOptions, normalize: NormalizeOptions):
@@ -124,7 +124,7 @@ class ActorCritic(Policy):
         images = self.image_keys = frozenset(key for key, o in seen.items() if is_image(o.shape))
         normalized = {key: o.shape for key, o in seen.items() if key not in images and normalize.normalize_obs}
         self.normalizer = ObsNormalizer(normalized, clip=normalize.clip_obs)
-        recurrent = options.memory != "none"
+        recurrent = options.rnn != "none"
         joined = recurrent or any(key in images for key in acted_on)
         shared = options.share_trunk == "on" or (options.share_trunk == "auto" and joined)
         self.actor_trunk = Trunk(acted_on, encoders, options)

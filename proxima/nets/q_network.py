@@ -33,7 +33,7 @@ class QHead(nn.Module):
 
 
 class QNetwork(Policy):
-    """Q over dictionary observations, for one discrete action and without a memory."""
+    """Q over dictionary observations, for one discrete action; not recurrent."""
 
     noise_size = 2
     state_size = actor_state_size = 0
@@ -47,8 +47,10 @@ class QNetwork(Policy):
                 f"DQN needs a Discrete action space, but the env's is {action.kind} {list(action.sizes)}: use "
                 "algorithm PPO."
             )
-        if options.memory != "none" or options.distribution != "auto":
-            raise UsageError("DQN has no memory and its own distribution: leave memory at none, distribution at auto.")
+        if options.rnn != "none" or options.distribution != "auto":
+            raise UsageError(
+                "DQN has no recurrent policy and no distribution: leave rnn at none, distribution at auto."
+            )
         self.spec = spec
         self.register_buffer("return_scale", torch.ones(()))
         encoders = encoder_options(options.encoders, spec.obs)

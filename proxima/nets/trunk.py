@@ -12,7 +12,7 @@ from proxima.config.options import Option, nearest, option, options_of
 from proxima.config.sections import PolicyOptions
 from proxima.errors import UsageError
 from proxima.nets.encoders import CNN, MLP, is_image
-from proxima.nets.memory import Memory
+from proxima.nets.rnn import RNN
 from proxima.nets.spec import ObsSpec
 
 Obs = dict[str, Tensor]
@@ -66,39 +66,39 @@ class Encoders(nn.ModuleList):
 
 
 class Trunk(nn.Module):
-    """All given keys to one feature vector: encoders, then a memory or an MLP."""
+    """All given keys to one feature vector: encoders, then recurrent layers or an MLP."""
 
     def __init__(self, obs: dict[str, ObsSpec], encoders: dict[str, EncoderOptions], options: PolicyOptions):
         super().__init__()
         orthogonal = options.orthogonal_init
         self.encoders = Encoders(obs, encoders, options)
         width, widths = self.encoders.out_features, options.hidden_sizes
-        self.memory: Memory | None = None
-        if options.memory != "none":
-            size, layers = options.memory_size, options.memory_layers
-            self.memory = Memory(width, kind=options.memory, size=size, layers=layers, orthogonal=orthogonal)
+        self.rnn: RNN | None = None
+        if options.rnn != "none":
+            size, layers = options.rnn_size, options.rnn_layers
+            self.rnn = RNN(width, kind=options.rnn, size=size, layers=layers, orthogonal=orthogonal)
             width, widths = size, []  # the hidden layers are then the heads' own
         self.mlp = MLP(width, widths, activation=options.activation, orthogonal=orthogonal)
         self.out_features = self.mlp.out_features
 
     @property
     def state_size(self) -> int:
-        """Numbers that the memory carries for an env; 0 without one."""
-        return self.memory.state_size if self.memory else 0
+        """Size of the recurrent state of one env; 0 without recurrent layers."""
+        return self.rnn.state_size if self.rnn else 0
 
     def forward(self, obs: Obs, state: Tensor | None = None, start: Tensor | None = None) -> Tensor:
-        """`[B, *shape]` a key to `[B, features]`; with `start`, sequences `[L * B, ...]` as `Memory` has them."""
+        """`[B, *shape]` a key to `[B, features]`; with `start`, sequences `[L * B, ...]` as `RNN` has them."""
         if start is None:
             return self.step(obs, state)[0]
-        assert self.memory is not None and state is not None
-        return self.memory.sequence(self.encoders(obs), state, start)
+        assert self.rnn is not None and state is not None
+        return self.rnn.sequence(self.encoders(obs), state, start)
 
     def step(self, obs: Obs, state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Features `[B, features]` of one step, and the state after it; no state is that of an episode's beginning."""
         x = self.encoders(obs)
-        if self.memory is None:
+        if self.rnn is None:
             return self.mlp(x), None
-        return self.memory.step(x, x.new_zeros(len(x), self.state_size) if state is None else state)
+        return self.rnn.step(x, x.new_zeros(len(x), self.state_size) if state is None else state)
 
 
 def _encoder(spec: ObsSpec, widths: list[int], options: PolicyOptions) -> nn.Module:

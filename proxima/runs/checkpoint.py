@@ -5,6 +5,7 @@ is what one of them says.
 """
 
 import math
+import re
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from proxima.config import Config, config_from_dict
 from proxima.runs.choice import find, furthest_resumable, make_room, newest_whole, prune
 from proxima.runs.files import FORMAT_VERSION, explained, list_checkpoints, read, read_metadata, save
-from proxima.runs.layout import entries
+from proxima.runs.layout import AGENT, entries
 from proxima.runs.lineage import write_lineage
 from proxima.runs.temporary import sweep
 
@@ -78,6 +79,15 @@ class Checkpoint:
     def run_dir(self) -> Path:
         """The folder of its run, wherever the path is seen from."""
         return self.path.resolve().parent if self.path.name in ("", "..") else self.path.parent
+
+    @property
+    def weights(self) -> dict[Any, Any]:
+        """The policy's parameters and buffers by name; unchecked otherwise."""
+        state = self.state(AGENT)
+        if not isinstance(state, dict):
+            raise ValueError(f"{AGENT} holds a {type(state).__name__}, not weights by name")
+        # Older checkpoints call the recurrent layers memory.
+        return {re.sub(r"\bmemory\.", "rnn.", name) if isinstance(name, str) else name: x for name, x in state.items()}
 
     def has(self, file_name: str) -> bool:
         """Whether it was saved with this file."""

@@ -268,7 +268,7 @@ class Collector:
                 "decision_count": self.decisions,
                 "episodes": self.episodes.get_state(),
                 "obs": {key: x.clone() for key, x in self._now.items()},
-                "memory": [state.clone() for state in self._state],
+                "recurrent_state": [state.clone() for state in self._state],
             },
             "env": self.env.get_state() if can else None,  # type: ignore[attr-defined]
             "env_type": type(self.env).__name__,
@@ -286,7 +286,7 @@ class Collector:
         self.episodes.set_state(ours["episodes"])
         self.in_old_episodes = self._restore_envs(state)
         self._now = ours["obs"] if self.in_old_episodes else self.env.reset(new_episodes_seed)
-        for current, saved in zip(self._state, ours["memory"], strict=True):
+        for current, saved in zip(self._state, ours.get("recurrent_state", ours.get("memory")), strict=True):
             current.copy_(saved if self.in_old_episodes else torch.zeros_like(saved))
         return different
 

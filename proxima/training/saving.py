@@ -57,7 +57,7 @@ def snapshot(trainer: "Trainer") -> Boundary | None:
 def restore(trainer: "Trainer", path: Path) -> None:
     """Go on from a checkpoint; what is not as it was is added to the trainer's notices."""
     saved = Checkpoint(path)
-    state, weights = saved.state(TRAINING_STATE), saved.state(AGENT)
+    state, weights = saved.state(TRAINING_STATE), saved.weights
 
     def read(name: str) -> Any | None:
         return saved.state(name) if saved.has(name) else None

@@ -89,7 +89,7 @@ def build_policy(spec: Spec, config: Config, device: torch.device) -> Policy:
         if 4 * size > physical_memory():  # weights, gradient and Adam's two moments
             raise UsageError(
                 f"the networks have {size // 4:,} parameters, and training them takes {4 * size / 2**30:,.0f} GiB of "
-                f"the {physical_memory() / 2**30:,.0f} GiB here: lower hidden_sizes, memory_size or encoders' widths."
+                f"the {physical_memory() / 2**30:,.0f} GiB here: lower hidden_sizes, rnn_size or encoders' widths."
             )
         torch.manual_seed(stream_seed(config.run.seed, "networks"))
         policy = make_policy(spec, config)
@@ -148,7 +148,7 @@ def choose_threads(config: Config, *, images: bool) -> Threads:
     apart, it has one.
     """
     cores = available_cores()
-    widths = [*config.policy.hidden_sizes, config.policy.memory_size if config.policy.memory != "none" else 0]
+    widths = [*config.policy.hidden_sizes, config.policy.rnn_size if config.policy.rnn != "none" else 0]
     product = config.algorithm.minibatch_size * max(widths) ** 2
     wanted = config.run.num_threads or (cores if images else 1 + product // _PRODUCT_OF_A_THREAD)
     learn = min(wanted, cores)

@@ -14,7 +14,7 @@ from proxima.nets.spec import ActionSpec, ObsSpec, Spec
 
 BOX = ActionSpec("box", (2,), (-1.0, -1.0), (1.0, 1.0))
 DISCRETE = ActionSpec("discrete", (4,))
-SEQUENCES = {"memory_size": 8, "hidden_sizes": [8], "minibatch_size": 4}
+SEQUENCES = {"rnn_size": 8, "hidden_sizes": [8], "minibatch_size": 4}
 KINDS: dict[str, tuple[ActionSpec, dict[str, Any]]] = {
     "gaussian": (BOX, {}),
     "fixed std": (BOX, {"std_mode": "fixed"}),
@@ -25,12 +25,12 @@ KINDS: dict[str, tuple[ActionSpec, dict[str, Any]]] = {
     "multi_discrete": (ActionSpec("multi_discrete", (3, 2)), {}),
     "multi_binary": (ActionSpec("multi_binary", (3,)), {}),
     "shared": (BOX, {"share_trunk": "on"}),
-    "gru": (BOX, {"memory": "gru", **SEQUENCES, "bptt_length": 4}),
-    "lstm, two layers, discrete": (DISCRETE, {"memory": "lstm", "memory_layers": 2, **SEQUENCES, "bptt_length": 1}),
-    "two memories, padded": (BOX, {"memory": "gru", "share_trunk": "off", **SEQUENCES, "bptt_length": 5}),
+    "gru": (BOX, {"rnn": "gru", **SEQUENCES, "bptt_length": 4}),
+    "lstm, two layers, discrete": (DISCRETE, {"rnn": "lstm", "rnn_layers": 2, **SEQUENCES, "bptt_length": 1}),
+    "two RNNs, padded": (BOX, {"rnn": "gru", "share_trunk": "off", **SEQUENCES, "bptt_length": 5}),
     "lstm, whole rollouts, beta": (
         BOX,
-        {"memory": "lstm", "distribution": "beta", **SEQUENCES, "minibatch_size": 2, "bptt_length": 16},
+        {"rnn": "lstm", "distribution": "beta", **SEQUENCES, "minibatch_size": 2, "bptt_length": 16},
     ),
 }
 IMAGE = {"image": ObsSpec((12, 12, 3), "uint8"), "state": ObsSpec((4,), "float32")}
@@ -100,9 +100,9 @@ def test_the_first_ratio_is_one(kind: str) -> None:
     assert abs(metrics["approx_kl"]) < 1e-9 and metrics["clip_fraction"] == 0.0
 
 
-@pytest.mark.parametrize("memory", [{}, {"memory": "gru", **SEQUENCES, "bptt_length": 4}])
-def test_the_first_ratio_is_one_with_images(memory: dict[str, Any]) -> None:
-    learner, rollout, _ = make(obs=IMAGE, **memory)
+@pytest.mark.parametrize("rnn", [{}, {"rnn": "gru", **SEQUENCES, "bptt_length": 4}])
+def test_the_first_ratio_is_one_with_images(rnn: dict[str, Any]) -> None:
+    learner, rollout, _ = make(obs=IMAGE, **rnn)
     metrics = first_metrics(learner, rollout)
     assert abs(metrics["approx_kl"]) < 1e-9 and metrics["clip_fraction"] == 0.0
 
@@ -136,7 +136,7 @@ def test_every_kind_updates_to_finite_weights(kind: str) -> None:
     ("options", "sizes"),
     [
         ({"minibatch_size": 15}, [22, 21, 21]),
-        ({"memory": "gru", "memory_size": 4, "bptt_length": 5, "minibatch_size": 3}, [6, 5, 5]),
+        ({"rnn": "gru", "rnn_size": 4, "bptt_length": 5, "minibatch_size": 3}, [6, 5, 5]),
     ],
 )
 def test_each_epoch_visits_every_sample_once(
@@ -160,9 +160,9 @@ def test_each_epoch_visits_every_sample_once(
     assert not torch.equal(*epochs)
 
 
-@pytest.mark.parametrize(("all_", "memory"), [(64, {}), (16, {"memory": "lstm", "memory_size": 8, "bptt_length": 5})])
-def test_accumulated_minibatches_equal_one_large_one(all_: int, memory: dict[str, Any]) -> None:
-    options = {"normalize_advantage": "off", "update_epochs": 1, **memory}
+@pytest.mark.parametrize(("all_", "rnn"), [(64, {}), (16, {"rnn": "lstm", "rnn_size": 8, "bptt_length": 5})])
+def test_accumulated_minibatches_equal_one_large_one(all_: int, rnn: dict[str, Any]) -> None:
+    options = {"normalize_advantage": "off", "update_epochs": 1, **rnn}
     large, rollout, _ = make(minibatch_size=all_, **options)
     small, same, _ = make(minibatch_size=all_ // 4, gradient_accumulation=4, **options)
     large.update(large.prepare(rollout))
@@ -246,9 +246,9 @@ def test_state_dict_restores_the_optimizer_and_the_generator() -> None:
     assert torch.equal(one.state.param, two.state.param)
 
 
-COMPILED = {kind: case for kind, case in KINDS.items() if "memory" not in case[1]} | {
-    "two gru memories, padded": (BOX, {"memory": "gru", "share_trunk": "off", **SEQUENCES, "bptt_length": 3}),
-    "lstm, discrete": (DISCRETE, {"memory": "lstm", "memory_layers": 2, **SEQUENCES, "bptt_length": 2}),
+COMPILED = {kind: case for kind, case in KINDS.items() if "rnn" not in case[1]} | {
+    "two GRUs, padded": (BOX, {"rnn": "gru", "share_trunk": "off", **SEQUENCES, "bptt_length": 3}),
+    "lstm, discrete": (DISCRETE, {"rnn": "lstm", "rnn_layers": 2, **SEQUENCES, "bptt_length": 2}),
     "images and more": (DISCRETE, {"obs": IMAGE}),
     "shared": (BOX, {"share_trunk": "on", "minibatch_size": 15}),  # minibatches of two sizes
 }
@@ -292,7 +292,7 @@ def test_gradients_are_reduced_before_they_are_clipped() -> None:
 
 
 def test_sequences_that_are_too_long_to_unroll_are_not_compiled(caplog: pytest.LogCaptureFixture) -> None:
-    options = {"memory": "gru", "num_steps": 200, "bptt_length": 200, "compile": "on", "minibatch_size": 2}
+    options = {"rnn": "gru", "num_steps": 200, "bptt_length": 200, "compile": "on", "minibatch_size": 2}
     config = load_config(None, options)
     policy = ActorCritic(Spec({"obs": ObsSpec((2,), "float32")}, BOX), config.policy, config.normalize)
     assert not PPOLearner(policy, config, device=torch.device("cpu"), seed=0).compiled
@@ -312,7 +312,7 @@ def test_without_a_compiler_the_run_goes_on(monkeypatch: pytest.MonkeyPatch, cap
     assert not learner.compiled and "no working C++ compiler found" in caplog.text
 
 
-@pytest.mark.parametrize("kind", ["two memories, padded", "lstm, whole rollouts, beta"])
+@pytest.mark.parametrize("kind", ["two RNNs, padded", "lstm, whole rollouts, beta"])
 def test_recomputed_advantages_of_a_policy_that_did_not_change_are_the_same(kind: str) -> None:
     action, options = KINDS[kind]
     learner, rollout, _ = make(action, recompute_advantage=True, **options)
@@ -323,7 +323,7 @@ def test_recomputed_advantages_of_a_policy_that_did_not_change_are_the_same(kind
 
 
 def test_padding_does_not_touch_the_gradient() -> None:
-    action, options = KINDS["two memories, padded"]
+    action, options = KINDS["two RNNs, padded"]
     learner, rollout, _ = make(action, normalize_advantage="minibatch", **options)
     batch = learner.prepare(rollout)
     minibatch = learner.gather(batch.rows, torch.arange(learner.layout.num_sequences))

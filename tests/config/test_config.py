@@ -129,14 +129,14 @@ def test_bad_values_are_named(overrides: dict[str, Any], message: str) -> None:
         ({"initial_std": 9.0}, "between min_std 0.01 and max_std 4"),
         ({"weight_decay": 0.1}, "use optimizer adamw"),
         ({"algorithm": "DQN", "learning_starts": 200_000}, "never has more than 100000"),
-        ({"algorithm": "DQN", "memory": "gru"}, "DQN has none"),
+        ({"algorithm": "DQN", "rnn": "gru"}, "DQN has no recurrent policy"),
         ({"algorithm": "DQN", "buffer_size": 1001, "learning_starts": 1001}, "never has more than 1000"),
         (
             {"algorithm": "DQN", "buffer_size": 800, "learning_starts": 800, "return_steps": 3},
             "never has more than 784",
         ),
         ({"algorithm": "DQN", "lr_schedule": "adaptive"}, "no KL"),
-        ({"memory": "gru", "num_steps": 24, "num_envs": 8}, r"only 8 sequences \(num_envs 8 x num_steps 24, cut into"),
+        ({"rnn": "gru", "num_steps": 24, "num_envs": 8}, r"only 8 sequences \(num_envs 8 x num_steps 24, cut into"),
         ({"name": "a/b"}, "usable as one folder's name"),
         ({"name": ".."}, "usable as one folder's name"),
         ({"std_mode": "state", "min_std": 1, "max_std": 1}, "use std_mode fixed"),
@@ -152,11 +152,11 @@ def test_a_batch_that_does_not_divide_is_announced() -> None:
     assert notice == ("100 samples do not divide into minibatches of 64: each epoch uses 2 of 50 to 50 samples.")
 
 
-def test_with_a_memory_minibatches_are_of_sequences() -> None:
-    config = load_config(None, {"memory": "gru", "num_envs": 4, "num_steps": 100, "minibatch_size": 5})
+def test_of_a_recurrent_policy_minibatches_are_of_sequences() -> None:
+    config = load_config(None, {"rnn": "gru", "num_envs": 4, "num_steps": 100, "minibatch_size": 5})
     assert (config.sequence_length, config.num_sequences, config.num_minibatches) == (24, 20, 4)
     assert not config.validate()
-    assert load_config(None, {"memory": "gru", "num_steps": 8}).sequence_length == 8
+    assert load_config(None, {"rnn": "gru", "num_steps": 8}).sequence_length == 8
     assert load_config(None, {"num_steps": 8}).num_sequences == 64
 
 

@@ -28,7 +28,7 @@ from tests.envs import toy_envs  # noqa: F401 - registers them
 from tests.resealed import tiny
 
 SMALL = {"num_envs": 2, "num_steps": 64, "minibatch_size": 64, "update_epochs": 1, "total_timesteps": 256}
-MEMORY = {"memory": "gru", "memory_size": 8, "hidden_sizes": [8], "bptt_length": 8, "minibatch_size": 8}
+RECURRENT = {"rnn": "gru", "rnn_size": 8, "hidden_sizes": [8], "bptt_length": 8, "minibatch_size": 8}
 QUIET = {"compile": "off", "tensorboard": False, "progress": False}
 
 
@@ -58,9 +58,9 @@ def register() -> None:
     gym.register("Chance-v0", Chance)
 
 
-@pytest.mark.parametrize("memory", [{}, MEMORY, MEMORY | {"share_trunk": "off"}])
-def test_deterministic_episodes_equal_the_env_stepped_by_hand(memory: dict[str, Any]) -> None:
-    result = short_run("Hopper-v5", **memory)
+@pytest.mark.parametrize("rnn", [{}, RECURRENT, RECURRENT | {"share_trunk": "off"}])
+def test_deterministic_episodes_equal_the_env_stepped_by_hand(rnn: dict[str, Any]) -> None:
+    result = short_run("Hopper-v5", **rnn)
     found = evaluate(result.run_dir, episodes=3, seed=5)
     policy = load_policy(result.run_dir)
     for i, episode in enumerate(found.episodes):
@@ -92,8 +92,8 @@ def test_every_env_runs_as_many_episodes_and_success_is_reported(mode: str) -> N
     assert all(episode.terminated for episode in episodes)
 
 
-def test_the_memory_is_empty_where_an_episode_begins() -> None:
-    policy = short_run("Hopper-v5", **MEMORY).policy
+def test_the_recurrent_state_is_zero_where_an_episode_begins() -> None:
+    policy = short_run("Hopper-v5", **RECURRENT).policy
     act, seen = policy.act, []
 
     def watched(obs: Any, noise: Any, state: Any) -> Any:
@@ -107,7 +107,7 @@ def test_the_memory_is_empty_where_an_episode_begins() -> None:
 
 
 def test_a_loaded_policy_remembers_until_it_is_reset() -> None:
-    policy = load_policy(short_run("Hopper-v5", **MEMORY).run_dir)
+    policy = load_policy(short_run("Hopper-v5", **RECURRENT).run_dir)
     obs = np.random.default_rng(0).normal(size=(2, 11))
     first, second = policy.act(obs), policy.act(obs)
     assert not np.allclose(first, second)
@@ -120,9 +120,9 @@ def test_a_loaded_policy_remembers_until_it_is_reset() -> None:
     assert np.allclose(policy.act(obs[0]), first[0])
 
 
-@pytest.mark.parametrize("memory", [{}, MEMORY | {"share_trunk": "off"}])
-def test_a_trace_holds_every_step_in_the_units_of_the_reward(memory: dict[str, Any]) -> None:
-    result = short_run("InvertedPendulum-v5", normalize_reward=True, **memory)
+@pytest.mark.parametrize("rnn", [{}, RECURRENT | {"share_trunk": "off"}])
+def test_a_trace_holds_every_step_in_the_units_of_the_reward(rnn: dict[str, Any]) -> None:
+    result = short_run("InvertedPendulum-v5", normalize_reward=True, **rnn)
     found = evaluate(result.run_dir, episodes=2, trace=True, deterministic=False)
     policy = load_policy(result.run_dir).policy
     assert float(policy.return_scale) != 1.0

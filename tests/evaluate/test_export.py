@@ -142,14 +142,14 @@ def test_the_command_exports_a_real_run_quietly(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format", RUNTIMES)
-@pytest.mark.parametrize("memory", ["gru", "lstm"])
-def test_the_state_of_a_memory_goes_in_and_out(memory: str, format: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rnn", ["gru", "lstm"])
+def test_the_recurrent_state_goes_in_and_out(rnn: str, format: str, tmp_path: Path) -> None:
     obs = {"state": VECTOR, "mass": spaces.Box(0.0, 1.0, (2,))}  # a key that is called as the state would be
-    options = {"memory": memory, "memory_size": 6, "memory_layers": 2, "share_trunk": "off"}
+    options = {"rnn": rnn, "rnn_size": 6, "rnn_layers": 2, "share_trunk": "off"}
     options |= {"encoders": {"state": {"widths": [8]}, "mass": {"use": "critic"}}}
     folder = save(tmp_path, obs, spaces.Box(-2.0, 3.0, (2,)), options)
     policy, file = load_policy(folder), export(folder, format=format)
-    size = 24 if memory == "lstm" else 12
+    size = 24 if rnn == "lstm" else 12
     shown = [line.split() for line in signature(folder).splitlines()]
     assert [(row[0], row[1]) for row in shown] == [
         ("input", "state"),

@@ -20,7 +20,7 @@ from proxima.runs import checkpoint
 from proxima.training.resume import resumed_config
 from tests.resealed import mutations, reseal, tiny
 
-MEMORY = {"memory": "gru", "memory_size": 4, "share_trunk": "off"}
+RECURRENT = {"rnn": "gru", "rnn_size": 4, "share_trunk": "off"}
 
 
 def acts(folder: Path) -> None:
@@ -44,7 +44,7 @@ def works_or_is_refused(use: Callable[[Path], Any], folder: Path, what: str) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("env", "options"), [("CartPole-v1", {}), ("Pendulum-v1", MEMORY)])
+@pytest.mark.parametrize(("env", "options"), [("CartPole-v1", {}), ("Pendulum-v1", RECURRENT)])
 def test_any_metadata_gives_a_policy_that_works_or_one_line(env: str, options: dict[str, Any], tmp_path: Path) -> None:
     folder = tiny(tmp_path / "run", env, **options)
     document = checkpoint.read_metadata(folder)
@@ -87,7 +87,7 @@ def broken_states(state: dict[str, torch.Tensor]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("env", "options"), [("CartPole-v1", {}), ("Pendulum-v1", MEMORY)])
+@pytest.mark.parametrize(("env", "options"), [("CartPole-v1", {}), ("Pendulum-v1", RECURRENT)])
 @pytest.mark.filterwarnings("ignore")
 def test_any_weights_give_a_policy_that_works_or_one_line(env: str, options: dict[str, Any], tmp_path: Path) -> None:
     folder = tiny(tmp_path / "run", env, **options)
@@ -131,8 +131,8 @@ def test_what_an_evaluation_reads_is_refused_in_one_line(tmp_path: Path) -> None
             r"'actor_trunk.mlp.0.weight' in agent.pt is .*\[4, 4\]",
         ),
         (
-            {"config": {"policy": {"memory": "gru", "memory_layers": 10**12}}},
-            "memory_layers is .*, but it must be <= 16",
+            {"config": {"policy": {"rnn": "gru", "rnn_layers": 10**12}}},
+            "rnn_layers is .*, but it must be <= 16",
         ),
         ({"config": {"policy": {"hidden_sizes": [1] * 1000}}}, "tensors for 1000 layers"),
     ],

@@ -65,7 +65,7 @@ def test_epsilon_and_statistics_are_saved_with_the_weights() -> None:
     [
         (ActionSpec("box", (2,), (-1.0,) * 2, (1.0,) * 2, (2,)), {}, r"Discrete action space, but .* box \[2\]"),
         (ActionSpec("multi_discrete", (2, 3)), {}, r"multi_discrete \[2, 3\]"),
-        (CHOICES, {"memory": "gru"}, "DQN has no memory"),
+        (CHOICES, {"rnn": "gru"}, "DQN has no recurrent policy"),
         (CHOICES, {"distribution": "beta"}, "distribution at auto"),
         (CHOICES, {"encoders": {"state": {"use": "critic"}}}, "encoders"),
     ],

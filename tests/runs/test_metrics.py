@@ -19,7 +19,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "PPO": PPO | {"env": "CartPole-v1"},
     "DQN": DQN | {"env": "CartPole-v1"},
     "held": PPO | {"env": "InvertedPendulum-v5", "action_hold_seconds": 0.08},
-    "recurrent": PPO | {"env": "CartPole-v1", "memory": "gru", "memory_size": 8, "bptt_length": 8, "minibatch_size": 4},
+    "recurrent": PPO | {"env": "CartPole-v1", "rnn": "gru", "rnn_size": 8, "bptt_length": 8, "minibatch_size": 4},
     "evaluated": PPO
     | {"env": "proxima/PixelCatch-v0", "env_kwargs": {"drops": 1, "image_size": 36}, "cnn_features": 8}
     | {"eval_every": 64, "eval_episodes": 2},

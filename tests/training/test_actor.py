@@ -25,11 +25,11 @@ CASES: dict[str, tuple[dict[str, ObsSpec], ActionSpec, dict[str, Any]]] = {
     "beta": (VECTOR, BOX, {"distribution": "beta"}),
     "multi_binary": (VECTOR, ActionSpec("multi_binary", (3,)), {}),
     "images and more": (TWO, ActionSpec("multi_discrete", (3, 2)), {}),
-    "gru": (VECTOR, BOX, {"memory": "gru", "memory_size": 8}),
+    "gru": (VECTOR, BOX, {"rnn": "gru", "rnn_size": 8}),
     "two lstms, discrete": (
         VECTOR,
         ActionSpec("discrete", (4,)),
-        {"memory": "lstm", "memory_size": 8, "memory_layers": 2, "share_trunk": "off"},
+        {"rnn": "lstm", "rnn_size": 8, "rnn_layers": 2, "share_trunk": "off"},
     ),
 }
 

@@ -1,4 +1,4 @@
-"""The policy's memory in collection: zeroed where an episode ended and only there, stored where sequences begin."""
+"""The recurrent state in collection: zeroed where an episode ended and only there, stored where sequences begin."""
 
 import math
 from typing import Any
@@ -22,7 +22,7 @@ STEPS, ENVS = 25, 3
 
 
 def make(env_id: str = "CartPole-v1", **options: Any) -> tuple[Collector, ActorCritic, PPOLearner]:
-    defaults = {"memory": "gru", "memory_size": 8, "hidden_sizes": [8], "bptt_length": 6, "minibatch_size": 4}
+    defaults = {"rnn": "gru", "rnn_size": 8, "hidden_sizes": [8], "bptt_length": 6, "minibatch_size": 4}
     sizes = {"num_envs": ENVS, "num_steps": STEPS, "compile": "off", "env": env_id}
     config = load_config(None, defaults | sizes | options)
     env = make_env(env_id, num_envs=ENVS, max_episode_steps=config.env.max_episode_steps)
@@ -49,10 +49,10 @@ def replay(policy: ActorCritic, rollout: Any, first: torch.Tensor) -> torch.Tens
     return torch.stack(states)
 
 
-@pytest.mark.parametrize("memory", ["gru", "lstm"])
+@pytest.mark.parametrize("rnn", ["gru", "lstm"])
 @pytest.mark.parametrize("share", ["on", "off"])
-def test_states_are_zeroed_for_ended_envs_only_and_stored_where_sequences_begin(memory: str, share: str) -> None:
-    collector, policy, _ = make(memory=memory, share_trunk=share)
+def test_states_are_zeroed_for_ended_envs_only_and_stored_where_sequences_begin(rnn: str, share: str) -> None:
+    collector, policy, _ = make(rnn=rnn, share_trunk=share)
     first = policy.first_state(ENVS)
     for _ in range(3):
         rollout = collector.collect()
@@ -68,7 +68,7 @@ def test_states_are_zeroed_for_ended_envs_only_and_stored_where_sequences_begin(
 
 
 @pytest.mark.parametrize("share", ["on", "off"])
-def test_truncated_episodes_are_valued_with_the_memory_of_what_came_before(share: str) -> None:
+def test_truncated_episodes_are_valued_with_the_state_of_what_came_before(share: str) -> None:
     collector, policy, learner = make(share_trunk=share, max_episode_steps=7, normalize_reward=False)
     rollout = collector.collect()
     before = policy.first_state(ENVS)
@@ -135,8 +135,8 @@ def test_endings_of_a_device_are_those_of_the_cpu() -> None:
 def test_a_recurrent_policy_learns_a_dict_with_a_key_for_the_critic_alone() -> None:
     encoders = {"scandots": {"widths": [8]}, "commands": {"use": "critic"}}
     options = {"env": "proxima/SyntheticQuadruped-v0", "num_envs": 4, "num_steps": 12, "minibatch_size": 2}
-    memory = {"memory": "lstm", "memory_size": 8, "bptt_length": 5, "encoders": encoders, "compile": "off"}
-    trainer = Trainer(load_config(None, options | memory))
+    rnn = {"rnn": "lstm", "rnn_size": 8, "bptt_length": 5, "encoders": encoders, "compile": "off"}
+    trainer = Trainer(load_config(None, options | rnn))
     before = trainer.algorithm.learner.state.param.clone()
     trainer.iterate()
     assert not torch.equal(before, trainer.algorithm.learner.state.param)

@@ -17,7 +17,7 @@ from tests.training.runs import FILES, SMALL, flags, metrics, start, wait_for_ch
 
 pytestmark = pytest.mark.slow
 
-MEMORY = {"memory": "gru", "memory_size": 8, "hidden_sizes": [8], "bptt_length": 8, "minibatch_size": 4}
+RECURRENT = {"rnn": "gru", "rnn_size": 8, "hidden_sizes": [8], "bptt_length": 8, "minibatch_size": 4}
 DQN = {
     "algorithm": "DQN",
     "save_replay": True,
@@ -61,12 +61,12 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "held at random": {"env": "Walker2d-v5", "action_hold_random": "0.008 0.05"},
     "held at random, sync": {"env": "Hopper-v5", "vec_env_mode": "sync", "action_hold_random": "0.008 0.05"},
-    "memory, batch": {"env": "Hopper-v5", **MEMORY},
-    "memory, padded, sync": {"env": "CartPole-v1", **MEMORY, "memory": "lstm", "bptt_length": 5, "num_steps": 33},
-    "memory, async": {"env": "Hopper-v5", **MEMORY, "vec_env_mode": "async", "share_trunk": "off"},
-    "memory, compiled": {"env": "Hopper-v5", **MEMORY, "bptt_length": 2, "num_steps": 32, "compile": "on"},
-    "memory, held": {"env": "Hopper-v5", **MEMORY, "action_hold_seconds": 0.03},
-    "memory, tensors": {"env": "proxima/SyntheticQuadruped-v0", **MEMORY},
+    "rnn, batch": {"env": "Hopper-v5", **RECURRENT},
+    "rnn, padded, sync": {"env": "CartPole-v1", **RECURRENT, "rnn": "lstm", "bptt_length": 5, "num_steps": 33},
+    "rnn, async": {"env": "Hopper-v5", **RECURRENT, "vec_env_mode": "async", "share_trunk": "off"},
+    "rnn, compiled": {"env": "Hopper-v5", **RECURRENT, "bptt_length": 2, "num_steps": 32, "compile": "on"},
+    "rnn, held": {"env": "Hopper-v5", **RECURRENT, "action_hold_seconds": 0.03},
+    "rnn, tensors": {"env": "proxima/SyntheticQuadruped-v0", **RECURRENT},
     "all normalised, adaptive": {"env": "Walker2d-v5", "lr_schedule": "adaptive", "recompute_advantage": True},
 }
 

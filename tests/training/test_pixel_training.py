@@ -38,7 +38,7 @@ def weights(run: Any) -> dict[str, torch.Tensor]:
     "options",
     [
         {"num_steps": 20, "minibatch_size": 32, "recompute_advantage": True},
-        {"num_steps": 20, "minibatch_size": 4, "memory": "gru", "memory_size": 8, "bptt_length": 6},
+        {"num_steps": 20, "minibatch_size": 4, "rnn": "gru", "rnn_size": 8, "bptt_length": 6},
         {"algorithm": "DQN", "learning_starts": 50, "buffer_size": 200, "iteration_steps": 160, "return_steps": 2},
         {"num_steps": 20, "minibatch_size": 32, "action_hold_seconds": 0.2},
         {
@@ -49,7 +49,7 @@ def weights(run: Any) -> dict[str, torch.Tensor]:
             "action_hold_seconds": 0.2,
         },
     ],
-    ids=["ppo", "ppo with a memory", "dqn", "ppo, held", "dqn, held"],
+    ids=["ppo", "ppo recurrent", "dqn", "ppo, held", "dqn, held"],
 )
 def test_frames_stored_once_train_the_same_bits_as_whole_stacks(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -102,7 +102,7 @@ def test_values_stored_while_acting_are_what_the_learner_would_find(compiled: st
     [
         ({}, True),
         ({"share_trunk": "off"}, False),
-        ({"memory": "gru", "memory_size": 8}, False),
+        ({"rnn": "gru", "rnn_size": 8}, False),
         ({"env": "CartPole-v1", "env_kwargs": {}}, False),
     ],
 )

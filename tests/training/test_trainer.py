@@ -101,10 +101,10 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("memory", [{}, {"memory": "gru", "memory_size": 8, "bptt_length": 8, "minibatch_size": 4}])
-def test_all_back_ends_train_the_same_bits(memory: dict[str, Any]) -> None:
+@pytest.mark.parametrize("rnn", [{}, {"rnn": "gru", "rnn_size": 8, "bptt_length": 8, "minibatch_size": 4}])
+def test_all_back_ends_train_the_same_bits(rnn: dict[str, Any]) -> None:
     runs = [
-        train(env="Hopper-v5", total_timesteps=256, vec_env_mode=mode, **small(**memory))
+        train(env="Hopper-v5", total_timesteps=256, vec_env_mode=mode, **small(**rnn))
         for mode in ("batch", "sync", "async")
     ]
     batch, *others = [weights(run.checkpoint) for run in runs]

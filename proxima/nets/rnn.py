@@ -1,4 +1,4 @@
-"""Memory between encoders and heads: GRU and LSTM layers whose state is passed in and out, never kept here.
+"""Recurrent layers between encoders and heads: GRU and LSTM whose state is passed in and out, never kept here.
 
 A state is one row `[S]` an env with all layers in it, so that whoever stores, gathers or zeroes states need not know
 what is inside. A row of zeros is the state before an episode's first observation.
@@ -21,7 +21,7 @@ Parts = tuple[Tensor, ...]
 """What a layer carries from step to step: the hidden state, and for an LSTM the cell as well; each `[B, H]`."""
 
 
-class Memory(nn.Module):
+class RNN(nn.Module):
     """Layers of a GRU (Cho et al. 2014) or an LSTM (Hochreiter and Schmidhuber 1997), with PyTorch's equations.
 
     There are two ways through it, with one meaning: `step` for acting, `sequence` for learning.

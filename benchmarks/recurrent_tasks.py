@@ -1,10 +1,10 @@
-"""What a memory is for: tasks whose observations do not say enough, with a GRU and with an MLP of the same size.
+"""What recurrence is for: tasks whose observations do not say enough, with a GRU and with an MLP of the same size.
 
-    python benchmarks/memory.py                            # every task, policy and seed that has no record yet
-    python benchmarks/memory.py --tasks recall32 --seeds 1
-    python benchmarks/memory.py --report                   # only write memory.md and memory.png anew
+    python benchmarks/recurrent_tasks.py                            # every task, policy and seed that has no record yet
+    python benchmarks/recurrent_tasks.py --tasks recall32 --seeds 1
+    python benchmarks/recurrent_tasks.py --report                   # only write recurrent_tasks.md and .png again
 
-Each finished run leaves a record in benchmarks/memory/; a run is repeated by deleting its record.
+Each finished run leaves a record in benchmarks/recurrent_tasks/; a run is repeated by deleting its record.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from returns import ROOT, train
 from proxima import load_policy
 from proxima.evaluate.episodes import evaluate
 
-RECORDS = ROOT / "benchmarks" / "memory"
+RECORDS = ROOT / "benchmarks" / "recurrent_tasks"
 CLASSIC = {"num-envs": 16, "learning-rate": 1e-3, "lr-schedule": "linear", "entropy-coef": 0}
 RECALL = {
     "env": "proxima/Recall-v0",
@@ -100,13 +100,13 @@ def run(task: str, policy: str, seed: int, runs_dir: str) -> None:
     flags = [*(part for name, value in options.items() for part in (f"--{name}", str(value)))]
     if policy == "gru":
         size, length, sequences = facts["gru"]
-        flags += ["--memory", "gru", "--memory-size", str(size), "--hidden-sizes", str(size)]
+        flags += ["--rnn", "gru", "--rnn-size", str(size), "--hidden-sizes", str(size)]
         flags += ["--bptt-length", str(length), "--minibatch-size", str(sequences)]
     else:
         width, samples = facts["mlp"]
         flags += ["--hidden-sizes", str(width), str(width), "--minibatch-size", str(samples)]
     cores = sorted(os.sched_getaffinity(0))
-    record, run_dir = train(flags, f"memory-{task}-{policy}-{seed}", cores, runs_dir)
+    record, run_dir = train(flags, f"recurrent-{task}-{policy}-{seed}", cores, runs_dir)
     found = evaluate(run_dir, episodes=EPISODES, seed=1000 + seed)
     parameters = sum(p.numel() for p in load_policy(run_dir).policy.parameters())
     RECORDS.mkdir(exist_ok=True)
@@ -126,11 +126,11 @@ def report() -> None:
     }
     plot(groups)
     lines = [
-        "# What a memory is for",
+        "# What recurrence is for",
         "",
         f"Mean of {EPISODES} deterministic episodes at the end of a run, mean (and the lowest) of the seeds. Made by",
-        "`python benchmarks/memory.py`. The MLP has as many parameters, and sees what the GRU sees. In the recall",
-        "tasks it cannot be right more often than by chance: when the answer is due, all observations are the same.",
+        "`python benchmarks/recurrent_tasks.py`. The MLP has as many parameters, and sees what the GRU sees. In the",
+        "recall tasks it cannot be right more often than by chance: when the answer is due, all observations are the same.",
         "",
         "| task | steps | bar | GRU | MLP | seeds | parameters |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -145,14 +145,14 @@ def report() -> None:
                 f"| {facts['title']} | {gru[0]['steps'] / 1e6:.1f}M | {facts['bar']} | **{cells[0]}** | {cells[1]} "
                 f"| {len(gru)}, {len(mlp)} | {gru[0]['parameters']:,}, {mlp[0]['parameters']:,} |"
             )
-    lines += ["", "![return against steps](memory.png)", "", "Every run:", ""]
+    lines += ["", "![return against steps](recurrent_tasks.png)", "", "Every run:", ""]
     lines += ["| command | commit | machine | steps/s | reached |", "| --- | --- | --- | --- | --- |"]
     lines += [
         f"| `{r['command']}` | {r['commit']} | {r['machine']} | {r['steps_per_second']:,} | {r['reached']:.2f} |"
         for group in groups.values()
         for r in sorted(group, key=lambda r: r["seed"])
     ]
-    (ROOT / "benchmarks" / "memory.md").write_text("\n".join([*lines, ""]))
+    (ROOT / "benchmarks" / "recurrent_tasks.md").write_text("\n".join([*lines, ""]))
 
 
 def plot(groups: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
@@ -167,7 +167,7 @@ def plot(groups: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
         axis.set(title=facts["title"], xlabel="env steps (millions)", ylabel="episode return")
         axis.grid(alpha=0.25)
         axis.legend(fontsize=8, frameon=False)
-    figure.savefig(ROOT / "benchmarks" / "memory.png", dpi=130)
+    figure.savefig(ROOT / "benchmarks" / "recurrent_tasks.png", dpi=130)
 
 
 if __name__ == "__main__":
