@@ -130,7 +130,7 @@ def report() -> None:
         "",
         f"Mean of {EPISODES} deterministic episodes at the end of a run, mean (and the lowest) of the seeds. Made by",
         "`python benchmarks/recurrent_tasks.py`. The MLP has as many parameters, and sees what the GRU sees. In the",
-        "recall tasks it cannot be right more often than by chance: when the answer is due, all observations are the same.",
+        "recall tasks it can only guess: when the answer is due, all observations are the same.",
         "",
         "| task | steps | bar | GRU | MLP | seeds | parameters |",
         "| --- | --- | --- | --- | --- | --- | --- |",

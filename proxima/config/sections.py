@@ -91,7 +91,7 @@ class PolicyOptions:
     activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = fixed("tanh")
     """Nonlinearity between the layers."""
     share_trunk: Literal["auto", "on", "off"] = fixed("auto")
-    """One trunk (encoders, recurrent layers) for actor and critic, or one each. auto: shared for images or if recurrent."""
+    """One trunk (encoders, recurrent layers) for actor and critic, or one each. auto: one for images or if recurrent."""
     rnn: Literal["none", "gru", "lstm"] = fixed("none", aliases=["memory"])
     """Recurrent layers between the encoders and the hidden layers."""
     rnn_size: int = fixed(256, aliases=["memory_size"], at_least=1, at_most=65_536)
