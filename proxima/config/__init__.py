@@ -11,15 +11,20 @@ from proxima.config.config import (
     find_option,
     load_config,
 )
+from proxima.config.defaults import Traits, settle
+from proxima.config.presets import all_presets
 
 __all__ = [
     "SECTIONS",
     "Config",
+    "Traits",
     "all_options",
+    "all_presets",
     "changes_at_resume",
     "compared_options",
     "config_from_dict",
     "env_keywords",
     "find_option",
     "load_config",
+    "settle",
 ]

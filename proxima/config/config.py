@@ -1,7 +1,7 @@
 """All options of a run together: how they must agree with each other, and what follows from them.
 
-They come from defaults (`sections.py`), then a YAML file, then flags; `load_config` puts them together. The reading of
-text is in `options.py`.
+They come from a preset (`presets.py`), then a YAML file, then flags; `load_config` puts them together. What none of
+these set is filled once the env is known (`defaults.py`). The reading of text is in `options.py`.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ import yaml
 
 from proxima.algorithms import ALGORITHMS
 from proxima.config.options import Option, nearest, options_of, shown
+from proxima.config.presets import ABOUT, all_presets, packaged_file, preset_for
 from proxima.config.sections import (
     AlgorithmOptions,
     CheckpointOptions,
@@ -51,6 +52,8 @@ class Config:
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
     track: TrackOptions = field(default_factory=TrackOptions)
+    given: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """Where each option that was set comes from: a file, a preset, `flags`, `checkpoint`. The others are defaults."""
 
     @property
     def name(self) -> str:
@@ -73,9 +76,14 @@ class Config:
         return self.algorithm.gamma if self.algorithm.smdp else 1.0
 
     @property
+    def is_recurrent(self) -> bool:
+        """Whether the policy has recurrent layers."""
+        return self.policy.rnn != "none"
+
+    @property
     def sequence_length(self) -> int:
         """Steps in a training sequence: 1 unless the policy is recurrent."""
-        return 1 if self.policy.rnn == "none" else min(self.ppo.bptt_length, self.ppo.num_steps)
+        return 1 if not self.is_recurrent else min(self.ppo.bptt_length, self.ppo.num_steps)
 
     @property
     def num_sequences(self) -> int:
@@ -94,7 +102,7 @@ class Config:
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Plain nested dicts, as in a YAML file."""
-        return dataclasses.asdict(self)
+        return {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
 
     def to_yaml(self) -> str:
         """The options as a YAML file."""
@@ -103,6 +111,10 @@ class Config:
     def flat(self) -> dict[str, Any]:
         """Every option by its name."""
         return {name: value for section in self.to_dict().values() for name, value in section.items()}
+
+    def set_options(self) -> dict[str, Any]:
+        """The options that are not left to their defaults."""
+        return {name: value for name, value in self.flat().items() if name in self.given}
 
     def validate(self) -> list[str]:
         """Raise a UsageError where options contradict each other; return notices about what will be done."""
@@ -126,33 +138,11 @@ class Config:
         return own
 
     def _validate_ppo(self) -> list[str]:
-        ppo, policy, notices = self.ppo, self.policy, []
-        size, minibatch = self.num_sequences, self.algorithm.minibatch_size
-        recurrent = policy.rnn != "none"
-        if not recurrent and (policy.rnn_size, ppo.bptt_length) != (
-            PolicyOptions.rnn_size,
-            PPOOptions.bptt_length,
-        ):
+        sizes = (self.policy.rnn_size, self.ppo.bptt_length)
+        notices = self._unused("dqn")
+        if not self.is_recurrent and sizes != (PolicyOptions.rnn_size, PPOOptions.bptt_length):
             notices.append("rnn_size and bptt_length have no effect without rnn gru or lstm.")
-        what = "sequences" if recurrent else "samples"
-        if minibatch > size:
-            cut = f", cut into sequences of {self.sequence_length}" if recurrent else ""
-            raise UsageError(
-                f"minibatch_size is {minibatch}, but an iteration has only {size} {what} (num_envs "
-                f"{self.env.num_envs} x num_steps {ppo.num_steps}{cut}): lower minibatch_size or raise num_steps."
-            )
-        if size % minibatch:
-            notices.append(
-                f"{size} {what} do not divide into minibatches of {minibatch}: "
-                f"each epoch uses {self.num_minibatches} of {size // self.num_minibatches} to "
-                f"{-(-size // self.num_minibatches)} {what}."
-            )
-        if self.optimizer.gradient_accumulation > self.num_minibatches:
-            raise UsageError(
-                f"gradient_accumulation is {self.optimizer.gradient_accumulation}, but an epoch has only "
-                f"{self.num_minibatches} minibatches: lower it or minibatch_size."
-            )
-        return notices + self._unused("dqn")
+        return notices
 
     def _validate_dqn(self) -> list[str]:
         dqn, optimizer, envs = self.dqn, self.optimizer, self.env.num_envs
@@ -183,7 +173,7 @@ class Config:
         return [f"{self.algorithm.algorithm} has no {', '.join(names)}: they have no effect."] if names else []
 
 
-SECTIONS: dict[str, type] = {name: type(section) for name, section in vars(Config()).items()}
+SECTIONS: dict[str, type] = {name: type(section) for name, section in vars(Config()).items() if name != "given"}
 """The class of every section, by its name in YAML."""
 
 
@@ -245,37 +235,72 @@ def _without(mapping: Any, names: Sequence[str]) -> Any:
 def load_config(
     path: str | Path | None = None, overrides: Mapping[str, Any] | None = None, *, base: Config | None = None
 ) -> Config:
-    """`base` or the defaults, then the YAML file, then `overrides` (flat, any spelling); ranges are checked."""
-    config = Config() if base is None else base
-    if path is not None:
-        _assign_all(config, _read_config(Path(path)), source=str(path))
-    _assign_all(config, overrides or {}, source="")
+    """The options of a run: a preset's, then the YAML file's, then `overrides` (flat, any spelling); ranges are checked.
+
+    The preset is the one that is named, or without a file the one for the env. A `base`, which a resume has, takes the
+    place of the preset.
+    """
+    flags = _parsed(overrides or {}, source="")
+    file = {} if path is None else _parsed(_read_config(Path(path)), source=str(path))
+    if base is None:
+        config, layers = Config(), _preset_layer(file | flags, wish="auto" if path is None else "none")
+    elif "preset" in flags:
+        raise UsageError("preset is for a new run: a resume has the options of its checkpoint; give single options.")
+    else:
+        config, layers = base, {}
+    for source, values in {**layers, str(path): file, "flags": flags}.items():
+        _assign(config, {name: value for name, value in values.items() if name != "preset"}, source=source)
+    if base is None:
+        config.run.preset = next(iter(layers), "none")
     return config
+
+
+def _preset_layer(values: Mapping[str, Any], *, wish: str) -> dict[str, dict[str, Any]]:
+    """The options of the preset that the others ask for or that fits their env, by its name; empty for none."""
+    name = values.get("preset", wish)
+    env, algorithm = values.get("env", EnvOptions.env), values.get("algorithm", AlgorithmOptions.algorithm)
+    preset = preset_for(env, algorithm) if name == "auto" else all_presets().get(name)
+    if preset is None:
+        if name in ("auto", "none"):
+            return {}
+        raise UsageError(
+            f"there is no preset {shown(name)}; `proxima presets` lists them.{nearest(name, all_presets())}"
+        )
+    options = _parsed(_read_config(preset.path), source=str(preset.path))
+    if options.get("rnn", "none") == "none" and values.get("rnn", "none") != "none":
+        options.pop("minibatch_size", None)  # it counts samples there, sequences here
+    return {preset.name: options}
 
 
 def config_from_dict(sections: Mapping[str, Mapping[str, Any]], *, source: str) -> Config:
     """The config that `Config.to_dict` described."""
     config = Config()
     for values in sections.values():
-        _assign_all(config, values, source=source)
+        _assign(config, _parsed(values, source=source), source="checkpoint")
     return config
 
 
-def _assign_all(config: Config, values: Mapping[str, Any], *, source: str) -> None:
-    """Set options by name, in any spelling; one that is given twice is an error, since either could be meant."""
+def _parsed(values: Mapping[str, Any], *, source: str) -> dict[str, Any]:
+    """Options by their canonical name; one that is given in two spellings is an error, since either could be meant."""
     spelled: dict[str, str] = {}
-    keywords: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for name, value in values.items():
         opt = find_option(str(name), source=source)
         if opt.name in spelled:
             where = f"{source}: " if source else ""
             raise UsageError(f"{where}{spelled[opt.name]} and {name} are the same option: give one of them.")
         spelled[opt.name] = str(name)
-        parsed = opt.parse(value, source=source)
-        if opt.name in env_keywords():
-            keywords[opt.name] = parsed
-        else:
-            setattr(getattr(config, opt.section), opt.name, parsed)
+        found[opt.name] = opt.parse(value, source=source)
+    return found
+
+
+def _assign(config: Config, values: Mapping[str, Any], *, source: str) -> None:
+    """Set options by their canonical name."""
+    keywords = {name: value for name, value in values.items() if name in env_keywords()}
+    for name, value in values.items():
+        if name not in keywords:
+            setattr(getattr(config, all_options()[name].section), name, value)
+            config.given[name] = source
     if keywords:
         kept = {name: value for name, value in config.env.env_kwargs.items() if name not in keywords}
         config.env.env_kwargs = kept | {name: value for name, value in keywords.items() if value is not None}
@@ -283,15 +308,20 @@ def _assign_all(config: Config, values: Mapping[str, Any], *, source: str) -> No
 
 def _read_config(path: Path) -> dict[str, Any]:
     """The file's options, flattened: a top-level key is a section or an option."""
+    if not path.exists() and (packaged := packaged_file(path)) is not None:
+        path = packaged
     if not path.exists():
         folder = path.parent if path.parent.is_dir() else Path()
         others = [str(folder / other.name) for other in sorted(folder.glob("*.yaml"))]
-        raise UsageError(f"config file {path} does not exist.{nearest(str(path), others)}")
+        hint = nearest(str(path), [*others, *all_presets()])
+        raise UsageError(f"config file {path} does not exist, nor a preset of this name.{hint}")
     content = read_yaml(path, what="config file")
     if not isinstance(content, dict):
         raise UsageError(f"config file {path} must hold options as 'name: value' lines, in sections or flat.")
     flat: dict[str, Any] = {}
     for key, value in content.items():
+        if key == ABOUT:
+            continue
         # `env: HalfCheetah-v5` is the option env, `env: {num_envs: 8}` the section.
         if key in SECTIONS and isinstance(value, dict):
             for name, inner in value.items():

@@ -22,6 +22,8 @@ class RunOptions:
 
     name: str | None = bookkeeping(None)
     """Name of the run; its folders are runs/NAME/DATE_TIME. None takes the env id."""
+    preset: str = bookkeeping("auto")
+    """Settings to start from, as `proxima presets` lists them: auto (those for the env, unless --config), none, NAME."""
     total_timesteps: int = option(1_000_000, at_least=1, at_most=10**15, resume="free")
     """Env steps to train for; the last iteration is always whole."""
     seed: int = fixed(1, at_least=0, below=2**31, compared=False)
@@ -136,7 +138,7 @@ class AlgorithmOptions:
 class PPOOptions:
     """Proximal policy optimisation."""
 
-    num_steps: int = option(2048, aliases=["n_steps"], at_least=1, at_most=10_000_000)
+    num_steps: int = option(256, aliases=["n_steps"], at_least=1, at_most=10_000_000)
     """Decisions per env and iteration: env steps, unless actions are held."""
     update_epochs: int = option(10, aliases=["epochs", "n_epochs"], at_least=1)
     """Passes over the batch in each iteration."""
@@ -150,7 +152,7 @@ class PPOOptions:
     """Also limit how far the value moves from its old prediction, by clip_range."""
     value_loss_coef: float = option(0.5, aliases=["vf_coef"], at_least=0)
     """Weight of the value loss (half the mean squared error)."""
-    entropy_coef: float = option(0.01, aliases=["ent_coef"], at_least=0)
+    entropy_coef: float = option(0.0, aliases=["ent_coef"], at_least=0)
     """Weight of the entropy bonus."""
     normalize_advantage: Literal["minibatch", "batch", "off"] = option("minibatch")
     """Scale advantages to mean 0 and deviation 1: in each minibatch, once over the batch, or not at all."""
@@ -194,7 +196,7 @@ class OptimizerOptions:
     """adam, or adamw with decoupled weight decay."""
     learning_rate: float = option(3e-4, aliases=["lr"], above=0)
     """Learning rate at the start."""
-    lr_schedule: Literal["constant", "linear", "cosine", "adaptive"] = option("constant")
+    lr_schedule: Literal["constant", "linear", "cosine", "adaptive"] = option("linear")
     """constant; linear to 0; cosine to 10 %; or adaptive: follow the measured KL towards desired_kl."""
     desired_kl: float = option(0.01, above=0)
     """KL an epoch that the adaptive learning rate aims at."""

@@ -1,11 +1,12 @@
 """From options to the objects of a run: device, threads, envs, policy."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from proxima.config import Config
+from proxima.config import Config, Traits, settle
+from proxima.envs.catalog import find_spec
 from proxima.envs.contract import VecEnv
 from proxima.envs.make import make_env
 from proxima.errors import UsageError
@@ -33,6 +34,8 @@ class Parts:
     device: torch.device
     threads: "Threads"
     hold_schedule: HoldSchedule
+    defaults: dict[str, Any]
+    """Options that were chosen to suit the env."""
     notices: list[str]
 
     @property
@@ -54,12 +57,14 @@ def build_parts(config: Config) -> Parts:
     try:
         spec = Spec.from_spaces(env.observation_space, env.action_space)
         images = has_images(spec)
+        limit = config.env.max_episode_steps or find_spec(config.env.env).max_episode_steps
+        chosen, notices = settle(config, Traits(spec.action.kind != "box", images, limit))
         device = choose_device(config, images=images or env.device.type == "cuda")
         check_precision(config, device)
-        threads, notices, wish = choose_threads(config, images=images), [], config.run.num_threads
+        threads, wish = choose_threads(config, images=images), config.run.num_threads
         if wish is not None and wish > threads.learn:
             notices.append(f"num_threads is {wish}, but there are {threads.learn} cores: {threads.learn} are used.")
-        return Parts(config, env, spec, device, threads, HoldSchedule(config, env.step_seconds), notices)
+        return Parts(config, env, spec, device, threads, HoldSchedule(config, env.step_seconds), chosen, notices)
     except BaseException:
         env.close()
         raise

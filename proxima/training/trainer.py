@@ -1,6 +1,7 @@
 """The training loop. Everything else is called from here, and nothing here knows how it is done."""
 
 import contextlib
+import copy
 import logging
 import signal
 import time
@@ -54,7 +55,7 @@ class Trainer:
     """
 
     def __init__(self, config: Config, *, console: Console | None = None):
-        self.config = config
+        self.config = config = copy.deepcopy(config)  # defaults that suit the env are filled in
         self.console = make_console(quiet=True) if config.track.quiet else console or make_console()
         self.notices = config.validate()
         with float32_by_default():
@@ -287,7 +288,7 @@ def train(
     elif options.checkpoint.auto_resume:
         source = newest_of_name(options)
         if source is not None:
-            options = resumed_config(source, None, options.flat())
+            options = resumed_config(source, None, options.set_options())
             if is_complete(source, options):
                 return finished_result(source)
     trainer = Trainer(options, console=console)
