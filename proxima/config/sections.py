@@ -29,7 +29,7 @@ class RunOptions:
     device: str = option("auto", compared=False)
     """cpu, cuda, cuda:1, ... auto: a GPU, if available, for image observations and GPU envs; otherwise the CPU."""
     num_threads: int | None = option(None, at_least=1, compared=False)
-    """Threads of the batch physics and of the learner. None: all cores; the learner by its matrix sizes."""
+    """Threads of the batch physics and of the learner. None: as many as are of use, up to all cores."""
     compile: Literal["auto", "on", "off"] = option("auto")
     """Compile the minibatch update and the policy step. auto: only if the run is long enough to save time overall."""
     runs_dir: str = bookkeeping("runs")
@@ -173,7 +173,7 @@ class DQNOptions:
     target_update_every: int = option(10_000, aliases=["target_update_interval"], at_least=1)
     """Transitions between copies of the weights to the target network."""
     double_q: bool = option(True, aliases=["double_dqn"])
-    """Double DQN (van Hasselt et al. 2016): the online network selects the next action, the target values it."""
+    """Double DQN (van Hasselt et al. 2016): the online network selects the next action, the target network rates it."""
     return_steps: int = option(1, aliases=["n_step"], at_least=1)
     """n of n-step returns: rewards summed before bootstrapping from the target network."""
     exploration_start: float = option(1.0, aliases=["exploration_initial_eps"], at_least=0, at_most=1)
