@@ -14,7 +14,7 @@ class UsageError(ProximaError):
 
 
 class EnvFailure(ProximaError):
-    """The envs cannot continue: workers keep crashing, or the physics is broken. The run saves a checkpoint and stops."""
+    """The envs cannot continue: workers keep crashing, or the physics is broken. The run saves and stops."""
 
 
 class NonFiniteError(ProximaError):
