@@ -37,7 +37,7 @@ RECALL = {
 TASKS: dict[str, dict[str, Any]] = {
     "cartpole": {
         "title": "CartPole-v1 without velocities",
-        "bar": 475,
+        "target": 475,
         "options": CLASSIC | {"env": "proxima/CartPoleHidden-v1", "num-steps": 128, "update-epochs": 4},
         "total": 300_000,
         "gru": (64, 32, 16),
@@ -45,7 +45,7 @@ TASKS: dict[str, dict[str, Any]] = {
     },
     "pendulum": {
         "title": "Pendulum-v1 without the velocity",
-        "bar": -200,
+        "target": -200,
         "options": CLASSIC | {"env": "proxima/PendulumHidden-v1", "num-steps": 256, "update-epochs": 10, "gamma": 0.95},
         "total": 600_000,
         "gru": (64, 32, 16),
@@ -53,7 +53,7 @@ TASKS: dict[str, dict[str, Any]] = {
     },
     "recall32": {
         "title": "recall after 32 distracting steps",
-        "bar": 0.95,
+        "target": 0.95,
         "options": RECALL | {"env-kwargs": "{delay: 32}", "num-steps": 68},
         "total": 400_000,
         "gru": (32, 34, 32),
@@ -61,7 +61,7 @@ TASKS: dict[str, dict[str, Any]] = {
     },
     "recall128": {
         "title": "recall after 128 distracting steps",
-        "bar": 0.95,
+        "target": 0.95,
         "options": RECALL | {"env-kwargs": "{delay: 128}", "num-steps": 130},
         "total": 1_200_000,
         "gru": (32, 130, 16),
@@ -143,7 +143,7 @@ def report() -> None:
                 f"{statistics.fmean(x):.2f} ({min(x):.2f})" for x in ([r["reached"] for r in g] for g in (gru, mlp))
             ]
             lines.append(
-                f"| {facts['title']} | {gru[0]['steps'] / 1e6:.1f}M | {facts['bar']} | **{cells[0]}** | {cells[1]} "
+                f"| {facts['title']} | {gru[0]['steps'] / 1e6:.1f}M | {facts['target']} | **{cells[0]}** | {cells[1]} "
                 f"| {len(gru)}, {len(mlp)} | {gru[0]['parameters']:,}, {mlp[0]['parameters']:,} |"
             )
     lines += ["", "![return against steps](recurrent_tasks.png)", "", "Every run:", ""]
@@ -164,7 +164,7 @@ def plot(groups: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
                 points = [(step / 1e6, value) for step, value in r["curve"] if value is not None]
                 label = POLICIES[policy] if r is groups[task, policy][0] else None
                 axis.plot(*zip(*points, strict=True), linewidth=1.3, color=color, alpha=0.8, label=label)
-        axis.axhline(facts["bar"], color="0.5", linestyle="--", linewidth=1, label="bar")
+        axis.axhline(facts["target"], color="0.5", linestyle="--", linewidth=1, label="target")
         axis.set(title=facts["title"], xlabel="env steps (millions)", ylabel="episode return")
         axis.grid(alpha=0.25)
         axis.legend(fontsize=8, frameon=False)

@@ -33,11 +33,11 @@ ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "benchmarks" / "returns"
 # Targets of the project, and the best published result at about the same number of steps.
 TASKS: dict[str, dict[str, Any]] = {
-    "halfcheetah": {"bar": 6500, "published": "Tianshou, 3M steps: 7337 ± 1508", "seeds": (1, 2, 3)},
-    "walker2d": {"bar": 4000, "published": "Tianshou, 3M steps: 4896 ± 704", "seeds": (1, 2, 3)},
-    "hopper": {"bar": 2600, "published": "Tianshou, 1M steps: 2609 ± 701", "seeds": (1, 2, 3, 4, 5)},
-    "ant": {"bar": 3500, "published": "Tianshou, 3M steps: 4079 ± 880", "seeds": (1, 2, 3)},
-    "humanoid": {"bar": 5000, "published": "Sample Factory, 10M steps, best model: 5439 ± 1314", "seeds": (1,)},
+    "halfcheetah": {"target": 6500, "published": "Tianshou, 3M steps: 7337 ± 1508", "seeds": (1, 2, 3)},
+    "walker2d": {"target": 4000, "published": "Tianshou, 3M steps: 4896 ± 704", "seeds": (1, 2, 3)},
+    "hopper": {"target": 2600, "published": "Tianshou, 1M steps: 2609 ± 701", "seeds": (1, 2, 3, 4, 5)},
+    "ant": {"target": 3500, "published": "Tianshou, 3M steps: 4079 ± 880", "seeds": (1, 2, 3)},
+    "humanoid": {"target": 5000, "published": "Sample Factory, 10M steps, best model: 5439 ± 1314", "seeds": (1,)},
 }
 CURVE_POINTS = 200
 
@@ -150,7 +150,7 @@ def report() -> None:
         facts = TASKS[task]
         lines.append(
             f"| {task} | {group[0]['steps'] / 1e6:.1f}M | {len(group)} | **{statistics.fmean(finals):.0f}{spread}** "
-            f"| {facts['bar']} | {facts['published']} |"
+            f"| {facts['target']} | {facts['published']} |"
         )
     lines += ["", "![returns against steps](returns.png)", "", "Every run:", ""]
     lines += ["| command | commit | machine | seconds | steps/s | return |", "| --- | --- | --- | --- | --- | --- |"]
@@ -179,7 +179,7 @@ def plot(groups: dict[str, list[dict[str, Any]]]) -> None:
         for r in sorted(group, key=lambda r: r["seed"]):
             points = [(step / 1e6, value) for step, value in r["curve"] if value is not None]
             axis.plot(*zip(*points, strict=True), linewidth=1.4, label=f"seed {r['seed']}")
-        axis.axhline(TASKS[task]["bar"], color="0.5", linestyle="--", linewidth=1, label="bar")
+        axis.axhline(TASKS[task]["target"], color="0.5", linestyle="--", linewidth=1, label="target")
         axis.set(title=task, xlabel="env steps (millions)", ylabel="episode return")
         axis.grid(alpha=0.25)
         axis.legend(fontsize=8, frameon=False)

@@ -25,14 +25,14 @@ ROOT = Path(__file__).parent.parent
 VENV = ROOT / "benchmarks" / ".sb3-venv"
 PEER = ("torch==2.13.0", "stable-baselines3==2.9.2", "gymnasium[mujoco]==1.4.0", "mujoco==4.0.0")
 WORKS: dict[str, dict[str, Any]] = {
-    "small": {"env": "HalfCheetah-v5", "envs": 8, "steps": 2048, "epochs": 10, "batch": 64, "width": 64, "bar": 6.0},
-    "short": {"env": "HalfCheetah-v5", "envs": 64, "steps": 32, "epochs": 10, "batch": 64, "width": 64, "bar": 6.0},
-    "wide": {"env": "HalfCheetah-v5", "envs": 8, "steps": 2048, "epochs": 10, "batch": 256, "width": 256, "bar": 3.0},
+    "small": {"env": "HalfCheetah-v5", "envs": 8, "steps": 2048, "epochs": 10, "batch": 64, "width": 64, "goal": 6.0},
+    "short": {"env": "HalfCheetah-v5", "envs": 64, "steps": 32, "epochs": 10, "batch": 64, "width": 64, "goal": 6.0},
+    "wide": {"env": "HalfCheetah-v5", "envs": 8, "steps": 2048, "epochs": 10, "batch": 256, "width": 256, "goal": 3.0},
 }
 # Against the bare physics: training, and collection alone.
 CEILINGS: dict[str, dict[str, Any]] = {
-    "humanoid": {"env": "Humanoid-v5", "envs": 64, "steps": 64, "epochs": 4, "batch": 256, "width": 64, "bar": 0.75},
-    "collect": {"env": "HalfCheetah-v5", "envs": 64, "steps": 32, "epochs": 10, "batch": 64, "width": 64, "bar": 0.8},
+    "humanoid": {"env": "Humanoid-v5", "envs": 64, "steps": 64, "epochs": 4, "batch": 256, "width": 64, "goal": 0.75},
+    "collect": {"env": "HalfCheetah-v5", "envs": 64, "steps": 32, "epochs": 10, "batch": 64, "width": 64, "goal": 0.8},
 }
 ALL = {**WORKS, **CEILINGS}
 SB3_SCRIPT = """
@@ -199,7 +199,7 @@ def write(rows: list[tuple[str, dict[str, Any], list[dict], list[dict]]], start:
             lines.append(
                 f"| {work['env']}, {work['envs']} x {work['steps']}, {what}, 2x{work['width']} | {middle[key]:,.0f} "
                 f"| {peer} {statistics.median(other[peer] for other in others):,.0f} "
-                f"| **{statistics.median(ratios):.2f}** | {work['bar']} | {each} "
+                f"| **{statistics.median(ratios):.2f}** | {work['goal']} | {each} "
                 f"| {middle['collect']:,.0f} | {middle['update share']:.0%} | {middle['memory MB']:,.0f} MB |"
             )
     lines += [
