@@ -203,11 +203,7 @@ def draw(folder: Path) -> None:
         if more:  # a resume replaces the rows after its start
             rows = [row for row in rows if row["global_step"] < more[0]["global_step"]] + more
     figure, axes = plt.subplots(1, 3, figsize=(12, 3.2), layout="constrained")
-    names = {
-        "episode_return": "return",
-        "episode_x_pos": "distance, pixels",
-        "episode_success": "share that reaches the flag",
-    }
+    names = {"episode_return": "return", "episode_x_pos": "distance, pixels", "episode_success": "success rate"}
     for axis, (name, label) in zip(axes, names.items(), strict=True):
         known = [row for row in rows if row.get(name) is not None]
         axis.plot([row["global_step"] / 1e6 for row in known], [row[name] for row in known], lw=1)
