@@ -13,21 +13,8 @@ from typing import Any
 import yaml
 
 from proxima.algorithms import ALGORITHMS
+from proxima.config import sections
 from proxima.config.options import Option, nearest, options_of, shown
-from proxima.config.sections import (
-    AlgorithmOptions,
-    CheckpointOptions,
-    DQNOptions,
-    EnvKeywords,
-    EnvOptions,
-    EvaluationOptions,
-    NormalizeOptions,
-    OptimizerOptions,
-    PolicyOptions,
-    PPOOptions,
-    RunOptions,
-    TrackOptions,
-)
 from proxima.config.yaml_files import read_yaml
 from proxima.errors import UsageError
 
@@ -39,17 +26,17 @@ MAX_NAME_BYTES = 200
 class Config:
     """All options of a run, by section."""
 
-    run: RunOptions = field(default_factory=RunOptions)
-    env: EnvOptions = field(default_factory=EnvOptions)
-    policy: PolicyOptions = field(default_factory=PolicyOptions)
-    algorithm: AlgorithmOptions = field(default_factory=AlgorithmOptions)
-    ppo: PPOOptions = field(default_factory=PPOOptions)
-    dqn: DQNOptions = field(default_factory=DQNOptions)
-    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
-    normalize: NormalizeOptions = field(default_factory=NormalizeOptions)
-    checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
-    evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
-    track: TrackOptions = field(default_factory=TrackOptions)
+    run: sections.RunOptions = field(default_factory=sections.RunOptions)
+    env: sections.EnvOptions = field(default_factory=sections.EnvOptions)
+    policy: sections.PolicyOptions = field(default_factory=sections.PolicyOptions)
+    algorithm: sections.AlgorithmOptions = field(default_factory=sections.AlgorithmOptions)
+    ppo: sections.PPOOptions = field(default_factory=sections.PPOOptions)
+    dqn: sections.DQNOptions = field(default_factory=sections.DQNOptions)
+    optimizer: sections.OptimizerOptions = field(default_factory=sections.OptimizerOptions)
+    normalize: sections.NormalizeOptions = field(default_factory=sections.NormalizeOptions)
+    checkpoint: sections.CheckpointOptions = field(default_factory=sections.CheckpointOptions)
+    evaluation: sections.EvaluationOptions = field(default_factory=sections.EvaluationOptions)
+    track: sections.TrackOptions = field(default_factory=sections.TrackOptions)
 
     @property
     def name(self) -> str:
@@ -128,7 +115,8 @@ class Config:
         ppo, policy, notices = self.ppo, self.policy, []
         size, minibatch = self.num_sequences, self.algorithm.minibatch_size
         recurrent = policy.rnn != "none"
-        if not recurrent and (policy.rnn_size, ppo.bptt_length) != (PolicyOptions.rnn_size, PPOOptions.bptt_length):
+        given = policy.rnn_size != sections.PolicyOptions.rnn_size or ppo.bptt_length != sections.PPOOptions.bptt_length
+        if given and not recurrent:
             notices.append("rnn_size and bptt_length have no effect with rnn none: set rnn to gru or lstm.")
         what = "sequences" if recurrent else "samples"
         if minibatch > size:
@@ -194,7 +182,7 @@ def all_options() -> dict[str, Option]:
 @cache
 def env_keywords() -> dict[str, Option]:
     """Env keyword arguments that are accepted like options, by name; they are stored in `env_kwargs`."""
-    return {opt.name: opt for opt in options_of("env", EnvKeywords)}
+    return {opt.name: opt for opt in options_of("env", sections.EnvKeywords)}
 
 
 @cache
@@ -251,10 +239,10 @@ def load_config(
     return config
 
 
-def config_from_dict(sections: Mapping[str, Mapping[str, Any]], *, source: str) -> Config:
+def config_from_dict(content: Mapping[str, Mapping[str, Any]], *, source: str) -> Config:
     """The config from `Config.to_dict`."""
     config = Config()
-    for values in sections.values():
+    for values in content.values():
         _assign_all(config, values, source=source)
     return config
 
