@@ -1,9 +1,9 @@
-"""One update on a GPU: eager, compiled, and compiled and captured as a CUDA graph; and that none of it waits.
+"""Times one update on a GPU: eager, compiled, and captured as a CUDA graph; checks that it never synchronises.
 
     python benchmarks/gpu_learner.py
 
-Random data of the sizes that matter: a small continuous task, thousands of worlds, and images. The host must not wait
-for the device between the first minibatch and the last: PyTorch is told to raise if it does.
+Random data of three sizes: a small continuous task, thousands of envs, and images. The host must not wait for the
+device within an epoch: PyTorch is set to raise if it does.
 """
 
 import sys
@@ -59,7 +59,7 @@ def make(obs: ObsSpec, action: ActionSpec, options: dict, way: str) -> tuple[PPO
 
 
 def measure(learner: PPOLearner, rollout: Rollout) -> tuple[float, float, torch.Tensor]:
-    """Seconds of the first update and of the best of five more, and the weights after the first."""
+    """Seconds of the first update, seconds of the best of five more, and the weights after the first."""
     times: list[float] = []
     for i in range(6):
         batch = learner.prepare(rollout)
@@ -89,7 +89,7 @@ def main() -> int:
         print("no CUDA GPU here")
         return 2
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    print(f"{'work':<38}{'way':<12}{'first s':>9}{'update ms':>11}{'ratio':>8}  waits  after one update, off eager by")
+    print(f"{'work':<38}{'way':<12}{'first s':>9}{'update ms':>11}{'ratio':>8}  syncs  max. difference to eager")
     for name, (obs, action, options) in WORKS.items():
         base, weights = 0.0, torch.zeros(0)
         for way in ("eager", "compiled", "graph"):

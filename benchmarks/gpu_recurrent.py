@@ -1,10 +1,10 @@
-"""A recurrent policy on thousands of worlds that live on a GPU: an iteration by its parts, and that none of it waits.
+"""Times a recurrent policy with thousands of envs on a GPU, phase by phase; checks that the update never synchronises.
 
     python benchmarks/gpu_recurrent.py
 
-The stand-in for a quadruped of configs/phase1_monolithic.yaml (51 + 132 inputs, 12 actions), 4096 worlds x 24 steps,
-GRU 256, 5 epochs x 4 minibatches of 1024 sequences. Nothing in the update may make the host wait for the device; a
-rollout asks once in 16 steps how many episodes have ended, and some things at its end.
+The synthetic quadruped of configs/phase1_monolithic.yaml (51 + 132 inputs, 12 actions), 4096 envs x 24 steps, GRU 256,
+5 epochs x 4 minibatches of 1024 sequences. The host must not wait for the device within an epoch; a rollout
+synchronises every 16 steps, to count ended episodes, and at its end.
 """
 
 import sys
@@ -23,13 +23,13 @@ from proxima.config import load_config
 from proxima.training.trainer import Trainer
 
 ROOT = Path(__file__).parent.parent
-BAR_MS = 90.0
+TARGET_MS = 90.0
 SIZES = {"num_envs": 4096, "num_steps": 24, "minibatch_size": 1024, "update_epochs": 5, "device": "cuda"}
 WAYS: dict[str, dict[str, Any]] = {
     "eager (cuDNN)": {"compile": "off"},
     "CUDA graph": {"compile": "on"},
     "CUDA graph, LSTM": {"compile": "on", "rnn": "lstm"},
-    "CUDA graph, a GRU each": {"compile": "on", "share_trunk": "off"},
+    "CUDA graph, separate GRUs": {"compile": "on", "share_trunk": "off"},
     "CUDA graph, bf16": {"compile": "on", "precision": "bf16"},
 }
 
@@ -48,7 +48,7 @@ def seconds(function: Any, *arguments: Any) -> tuple[float, Any]:
 
 
 def measure(trainer: Trainer, rounds: int = 6) -> dict[str, float]:
-    """Milliseconds of each part, the best of the rounds after the first."""
+    """Milliseconds of each phase, best of the rounds after the first, and seconds of the first update."""
     times: dict[str, list[float]] = {"collect": [], "prepare": [], "update": []}
     for _ in range(rounds):
         collect, rollout = seconds(trainer.source.collect)
@@ -61,7 +61,7 @@ def measure(trainer: Trainer, rounds: int = 6) -> dict[str, float]:
 
 
 def waits(num_steps: int) -> int:
-    """How often the host waits for the device while a rollout is collected."""
+    """Number of host synchronisations while a rollout is collected."""
     trainer = build(compile="off", num_steps=num_steps)
     trainer.source.collect()
     torch.cuda.set_sync_debug_mode("warn")
@@ -80,8 +80,8 @@ def main() -> int:
         return 2
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     few, many = waits(24), waits(96)
-    print(f"the host waits {few} times in a rollout of 24 steps, {many} in one of 96")
-    print(f"{'way':<28}{'collect ms':>12}{'prepare ms':>12}{'update ms':>11}{'steps/s':>12}{'first update s':>16}")
+    print(f"host synchronisations: {few} in a rollout of 24 steps, {many} in one of 96")
+    print(f"{'variant':<28}{'collect ms':>12}{'prepare ms':>12}{'update ms':>11}{'steps/s':>12}{'first update s':>16}")
     for name, options in WAYS.items():
         trainer = build(**options)
         found = measure(trainer)
@@ -95,7 +95,7 @@ def main() -> int:
             f"{found['first']:>16.1f}",
             flush=True,
         )
-    print(f"the bar for the update is {BAR_MS:.0f} ms")
+    print(f"target for the update: {TARGET_MS:.0f} ms")
     return 0
 
 

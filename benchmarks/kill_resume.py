@@ -1,10 +1,10 @@
-"""Kills a HalfCheetah run with SIGKILL at random moments, resumes it, and compares it with one that never stopped.
+"""Kills a HalfCheetah run with SIGKILL at random times, resumes it, and compares it with an uninterrupted run.
 
     python benchmarks/kill_resume.py                       # 50 kills
     python benchmarks/kill_resume.py --kills 5 --steps 200000
 
 The killed run is restarted with the same command and --auto-resume, as a preemptible job would be. Writes
-kill_resume.md: whether weights, optimizer, generators and env states are the same bits in the end.
+kill_resume.md: whether weights, optimizer, random generators and env states are bit-identical at the end.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--steps", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=0, help="of the random moments")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random times")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="kill-resume-"))
     try:
@@ -54,7 +54,7 @@ def compare(folder: Path, arguments: argparse.Namespace) -> str:
     subprocess.run(command(folder, "whole", arguments.steps), cwd=ROOT, check=True, capture_output=True)
     seconds = time.monotonic() - started
     moments, kills, early = random.Random(arguments.seed), 0, 0
-    # Each life lasts long enough on average that the kills are spread over the run.
+    # The process lives long enough on average to spread the kills over the run.
     start_up, share = 4.0, seconds / arguments.kills
     killable = [*command(folder, "cut", arguments.steps), "--checkpoint-freq", "1", "--auto-resume", "True"]
     while kills < arguments.kills:
@@ -62,7 +62,7 @@ def compare(folder: Path, arguments: argparse.Namespace) -> str:
         process = subprocess.Popen(killable, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         time.sleep(moments.uniform(0.0, start_up + share))
         if process.poll() is not None:
-            break  # the run came to its end
+            break  # the run is complete
         process.kill()
         process.wait()
         kills += 1
@@ -109,10 +109,10 @@ def write_report(folder: Path, arguments: argparse.Namespace, kills: int, early:
         "| --- | --- |",
         f"| kills | {kills}, of which {early} came before the restarted process had written a checkpoint of its own |",
         f"| resumes in the lineage of the last checkpoint | {len(lineage)} |",
-        f"| runs left without a whole checkpoint they once had | {len(damaged)} |",
+        f"| runs that lost all valid checkpoints | {len(damaged)} |",
     ]
     lines += [
-        f"| `{name}` against the run that never stopped | {'the same bits' if ok else 'they differ'} |"
+        f"| `{name}` against the uninterrupted run | {'bit-identical' if ok else 'they differ'} |"
         for name, ok in verdicts.items()
     ]
     return "\n".join(lines) + "\n"

@@ -1,13 +1,12 @@
-"""How fast games on pixels are played and learned, against Stable-Baselines3 and the bare emulator, measured in turn.
+"""Speed of emulation and of training on pixels, against the bare emulator and Stable-Baselines3.
 
     python benchmarks/mario.py                      # about 20 minutes on two cores; prints the tables of mario.md
     python benchmarks/mario.py --only emulator
-    python benchmarks/mario.py --curve runs/mario   # draws mario.png from the metrics of a run and its resumes
+    python benchmarks/mario.py --curve runs/mario   # plot mario.png from the metrics of a run and its resumes
 
-The training speeds are of `proxima/PixelCatch-v0`, 84 x 84 x 4, which costs nearly nothing to play: the same env, the
-same network (three convolutions, 512 features) and the same amount of learning on both sides. Stable-Baselines3 has a
-virtual environment of its own (benchmarks/.sb3-venv, kept). A ratio is the median of the rounds' ratios. Nothing else
-should run on the machine.
+Training is measured on `proxima/PixelCatch-v0`, 84 x 84 x 4, whose env step takes almost no time, with the same network
+(three convolutions, 512 features) and the same amount of learning on both sides. Stable-Baselines3 has its own virtual
+environment (benchmarks/.sb3-venv, kept). A ratio is the median of the rounds' ratios. The machine should be idle.
 """
 
 import argparse
@@ -26,22 +25,22 @@ from throughput import PEER, ROOT, VENV, install_peer
 MARIO = "proxima/SuperMarioBros-1-1-v0"
 WORKS: dict[str, dict[str, Any]] = {
     "PPO, 8 envs x 128, 4 epochs, minibatch 256": {
-        "bar": 1.4,
+        "target": 1.4,
         "sb3": {"algo": "PPO", "envs": 8, "args": {"n_steps": 128, "n_epochs": 4, "batch_size": 256}, "steps": 9216},
         "ours": {"num_envs": 8, "num_steps": 128, "update_epochs": 4, "minibatch_size": 256, "total": 9216},
         "variants": {"Proxima in bf16": {"precision": "bf16"}},
     },
-    "DQN, 1 env, a step every 4, minibatch 32": {
-        "bar": 2.0,
+    "DQN, 1 env, an optimizer step every 4 env steps, minibatch 32": {
+        "target": 2.0,
         "sb3": {"algo": "DQN", "envs": 1, "args": {"train_freq": 4}, "steps": 3000},
         "ours": {"algorithm": "DQN", "num_envs": 1, "total": 8000},
         "variants": {
             "Proxima in bf16": {"precision": "bf16"},
-            "Proxima's target network new at every step": {"target_update_every": 4},  # no value can be used again
+            "target network updated at every step": {"target_update_every": 4},  # no value can be cached
         },
     },
-    "DQN, 8 envs, two steps every 8, minibatch 32": {
-        "bar": 2.0,
+    "DQN, 8 envs, two optimizer steps every 8 env steps, minibatch 32": {
+        "target": 2.0,
         "sb3": {"algo": "DQN", "envs": 8, "args": {"train_freq": 1, "gradient_steps": 2}, "steps": 3000},
         "ours": {"algorithm": "DQN", "num_envs": 8, "total": 8000},
         "variants": {},
@@ -77,7 +76,7 @@ env = DummyVecEnv([lambda: PixelCatch() for _ in range(work["envs"])])
 model = {"PPO": PPO, "DQN": DQN}[work["algo"]]("CnnPolicy", env, device="cpu", **work["args"])
 clock = Clock()
 model.learn(work["steps"], callback=clock)
-begin = 1024 if work["algo"] == "PPO" else 600  # the first iteration, or what fills the replay
+begin = 1024 if work["algo"] == "PPO" else 600  # after the first iteration, or after learning_starts
 first = next(mark for mark in clock.marks if mark[0] > begin)
 done = (model.num_timesteps, time.perf_counter())
 print(json.dumps((done[0] - first[0]) / (done[1] - first[1])))
@@ -129,7 +128,10 @@ def main() -> int:
 
 def emulator(rounds: int) -> None:
     print("| | 1 process | 2 processes |\n| --- | --- | --- |")
-    for what, name in (("core", "the bare core, frames / 4"), ("env", "the env: skip, max, grey, 84 x 84, stack")):
+    for what, name in (
+        ("core", "the bare emulator, frames / 4"),
+        ("env", "the env: frame skip, max, greyscale, 84 x 84, stack"),
+    ):
         alone, both = [], []
         for _ in range(rounds):
             alone.append(sum(emulate(what, 1)))
@@ -145,7 +147,7 @@ def emulate(what: str, processes: int) -> list[float]:
 
 def training(rounds: int) -> None:
     install_peer(VENV, PEER)
-    print("| work | Proxima | SB3 | ratio, each round | bar |\n| --- | --- | --- | --- | --- |")
+    print("| workload | Proxima | SB3 | ratio, each round | target |\n| --- | --- | --- | --- | --- |")
     for name, work in WORKS.items():
         runs = {name: work["ours"]} | {f"... {how}": work["ours"] | more for how, more in work["variants"].items()}
         ours: dict[str, list[float]] = {label: [] for label in runs}
@@ -159,7 +161,7 @@ def training(rounds: int) -> None:
             each = " ".join(f"{ratio:.2f}" for ratio in ratios)
             print(
                 f"| {label} | {statistics.median(speeds):,.0f} | {statistics.median(peers):,.0f} | "
-                f"**{statistics.median(ratios):.2f}** ({each}) | {work['bar'] if label == name else ''} |",
+                f"**{statistics.median(ratios):.2f}** ({each}) | {work['target'] if label == name else ''} |",
                 flush=True,
             )
 
@@ -183,13 +185,13 @@ def run_proxima(work: dict[str, Any]) -> float:
         subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
         path = next(Path(folder).glob("run/*/metrics.jsonl"))
         rows = [json.loads(line) for line in path.read_text().splitlines()]
-    # Without what is compiled and warmed up: one iteration of PPO; of DQN two, the first of which fills the replay.
+    # Omit compilation and warm-up: one iteration of PPO; two of DQN, the first of which fills the replay buffer.
     warm = rows[1] if "algorithm" in work else rows[0]
     return (rows[-1]["global_step"] - warm["global_step"]) / (rows[-1]["wall_time"] - warm["wall_time"])
 
 
 def draw(folder: Path) -> None:
-    """Return, distance and share of flags against env steps, over a run and its resumes."""
+    """Plot return, distance and success rate against env steps, over a run and its resumes."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -198,10 +200,10 @@ def draw(folder: Path) -> None:
     rows: list[dict[str, Any]] = []
     for path in sorted(folder.glob("*/metrics.jsonl")):
         more = [json.loads(line) for line in path.read_text().splitlines()]
-        if more:  # a resume takes over where it begins
+        if more:  # a resume replaces the rows after its start
             rows = [row for row in rows if row["global_step"] < more[0]["global_step"]] + more
     figure, axes = plt.subplots(1, 3, figsize=(12, 3.2), layout="constrained")
-    names = {"episode_return": "return", "episode_x_pos": "distance, pixels", "episode_success": "share with the flag"}
+    names = {"episode_return": "return", "episode_x_pos": "distance, pixels", "episode_success": "success rate"}
     for axis, (name, label) in zip(axes, names.items(), strict=True):
         known = [row for row in rows if row.get(name) is not None]
         axis.plot([row["global_step"] / 1e6 for row in known], [row[name] for row in known], lw=1)

@@ -1,12 +1,11 @@
-"""Training steps a second of recurrent policies against sb3-contrib's RecurrentPPO and against our own MLP.
+"""Training throughput of recurrent policies against sb3-contrib's RecurrentPPO and against our own MLP.
 
     python benchmarks/recurrent.py                  # about twelve minutes on two cores
     python benchmarks/recurrent.py --rounds 1
 
-sb3-contrib is installed into a virtual environment of its own (benchmarks/.sb3-contrib-venv, kept). All are run in
-turn, `--rounds` times, and medians are compared; the first iteration of each, in which things are compiled and warmed
-up, is left out. The others hold episode ends, where RecurrentPPO is slowest. Nothing else should run on the machine.
-Writes recurrent.md.
+sb3-contrib is installed into its own virtual environment (benchmarks/.sb3-contrib-venv, kept). All are run
+alternately, `--rounds` times, and medians are compared. The first iteration of each (compilation, warm-up) is omitted;
+the others include episode ends, where RecurrentPPO is slowest. The machine should be idle. Writes recurrent.md.
 """
 
 import argparse
@@ -22,17 +21,17 @@ VENV = ROOT / "benchmarks" / ".sb3-contrib-venv"
 CONTRIB = (*PEER, "sb3-contrib==2.9.0")
 COMMON: dict[str, Any] = {"env": "HalfCheetah-v5", "envs": 8, "steps": 256, "epochs": 4, "width": 64}
 LSTM = {"rnn": "lstm", "rnn-size": 64, "bptt-length": 32}
-# 256 samples a minibatch: for us, 8 sequences of 32 steps.
+# 256 samples per minibatch: for us, 8 sequences of 32 steps.
 OURS: dict[str, dict[str, Any]] = {
-    "LSTM each for actor and critic": COMMON | {"batch": 8, "options": LSTM | {"share-trunk": "off"}},
-    "one LSTM for both": COMMON | {"batch": 8, "options": LSTM},
-    "one GRU for both": COMMON | {"batch": 8, "options": LSTM | {"rnn": "gru"}},
+    "separate LSTMs for actor and critic": COMMON | {"batch": 8, "options": LSTM | {"share-trunk": "off"}},
+    "shared LSTM": COMMON | {"batch": 8, "options": LSTM},
+    "shared GRU": COMMON | {"batch": 8, "options": LSTM | {"rnn": "gru"}},
     "MLP": COMMON | {"batch": 256},
 }
-# What RecurrentPPO is compared with: its default has an LSTM each.
+# Options of RecurrentPPO; by default it has separate LSTMs.
 THEIRS: dict[str, dict[str, Any]] = {
-    "LSTM each for actor and critic": {},
-    "one LSTM for both": {"shared_lstm": True, "enable_critic_lstm": False},
+    "separate LSTMs for actor and critic": {},
+    "shared LSTM": {"shared_lstm": True, "enable_critic_lstm": False},
 }
 ITERATIONS = 13  # three ends of episodes of 1000 steps
 SCRIPT = """
@@ -65,7 +64,7 @@ print(json.dumps({"rate": size * len(rates) / (times[-1] - times[1]), "slowest":
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--iterations", type=int, help="of ours; for a first look")
+    parser.add_argument("--iterations", type=int, help="iterations of Proxima, for a quick trial")
     arguments = parser.parse_args()
     install_peer(VENV, CONTRIB)
     ours: dict[str, list[dict[str, float]]] = {name: [] for name in OURS}
@@ -82,7 +81,7 @@ def main() -> int:
 
 
 def run_peer(name: str) -> dict[str, float]:
-    """Steps a second on average, in the slowest iteration and in the fastest."""
+    """Env steps per second: mean, slowest iteration, fastest iteration."""
     arguments = [json.dumps(COMMON), json.dumps(THEIRS[name]), str(ITERATIONS)]
     command = [str(VENV / "bin" / "python"), "-c", SCRIPT, *arguments]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -98,11 +97,11 @@ def write(ours: dict[str, list[dict[str, float]]], theirs: dict[str, list[dict[s
         "",
         f"`python benchmarks/recurrent.py --rounds {rounds}`, {where()}.",
         "HalfCheetah-v5, 8 envs x 256 steps, 4 epochs, minibatches of 256 samples (ours: 8 sequences of 32 steps),",
-        "rnn_size 64, then 2x64; env steps a second, updates included; medians of the rounds, which alternate.",
-        "RecurrentPPO is sb3-contrib 2.9.0 with one torch thread. Its gradients go back through up to 256 steps, ours",
-        "through 32.",
+        "rnn_size 64, then 2x64; env steps per second, updates included; medians of alternating rounds. RecurrentPPO:",
+        "sb3-contrib 2.9.0 with one torch thread; it backpropagates through up to 256 steps, Proxima through 32.",
         "",
-        "| policy | Proxima | RecurrentPPO (slowest, fastest part) | ratio | bar | each round | of our MLP | bar |",
+        "| policy | Proxima | RecurrentPPO (slowest, fastest iteration) | ratio | target | each round "
+        "| relative to our MLP | target |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, runs in ours.items():
@@ -117,9 +116,9 @@ def write(ours: dict[str, list[dict[str, float]]], theirs: dict[str, list[dict[s
         lines.append(f"| {name} | {median(runs):,.0f} | {peer} | {ratio or ' | '} | {each} | {share} |")
     lines += [
         "",
-        "From the command to the first training step: "
+        "Time from the command to the first training step, with compilation: "
         + ", ".join(f"{name} {median(runs, 'start-up s'):.0f} s" for name, runs in ours.items())
-        + ", compiled, from a warm cache but for the first.",
+        + "; the compilation cache was warm, except in the first round.",
         "",
     ]
     (ROOT / "benchmarks" / "recurrent.md").write_text("\n".join(lines))

@@ -1,12 +1,12 @@
-"""Training steps a second against Stable-Baselines3 and against the bare physics, measured in turn in one run.
+"""Training throughput against Stable-Baselines3 and against the bare physics, measured alternately.
 
     python benchmarks/throughput.py                 # everything: about fifteen minutes on two cores
     python benchmarks/throughput.py --rounds 1 --only small
 
-Stable-Baselines3 is installed into a virtual environment of its own (benchmarks/.sb3-venv, kept). Each work is run by
-both in turn, `--rounds` times; a ratio is the median of the rounds' ratios, since a machine's clock drifts. The first
-iteration of each, in which things are compiled and warmed up, is left out. Then the start-up is timed, eager and
-compiled. Nothing else should run on the machine. Writes throughput.md.
+Stable-Baselines3 is installed into its own virtual environment (benchmarks/.sb3-venv, kept). Each workload is run by
+both alternately, `--rounds` times; a ratio is the median of the rounds' ratios, since clock speeds drift. The first
+iteration of each (compilation, warm-up) is omitted. Then the start-up is timed, eager and compiled. The machine should
+be idle. Writes throughput.md.
 """
 
 import argparse
@@ -25,14 +25,14 @@ ROOT = Path(__file__).parent.parent
 VENV = ROOT / "benchmarks" / ".sb3-venv"
 PEER = ("torch==2.13.0", "stable-baselines3==2.9.2", "gymnasium[mujoco]==1.4.0", "mujoco==4.0.0")
 WORKS: dict[str, dict[str, Any]] = {
-    "small": {"env": "HalfCheetah-v5", "envs": 8, "steps": 2048, "epochs": 10, "batch": 64, "width": 64, "bar": 6.0},
-    "short": {"env": "HalfCheetah-v5", "envs": 64, "steps": 32, "epochs": 10, "batch": 64, "width": 64, "bar": 6.0},
-    "wide": {"env": "HalfCheetah-v5", "envs": 8, "steps": 2048, "epochs": 10, "batch": 256, "width": 256, "bar": 3.0},
+    "small": {"env": "HalfCheetah-v5", "envs": 8, "steps": 2048, "epochs": 10, "batch": 64, "width": 64, "goal": 6.0},
+    "short": {"env": "HalfCheetah-v5", "envs": 64, "steps": 32, "epochs": 10, "batch": 64, "width": 64, "goal": 6.0},
+    "wide": {"env": "HalfCheetah-v5", "envs": 8, "steps": 2048, "epochs": 10, "batch": 256, "width": 256, "goal": 3.0},
 }
-# Against the bare physics: whole training, and collection alone.
+# Against the bare physics: training, and collection alone.
 CEILINGS: dict[str, dict[str, Any]] = {
-    "humanoid": {"env": "Humanoid-v5", "envs": 64, "steps": 64, "epochs": 4, "batch": 256, "width": 64, "bar": 0.75},
-    "collect": {"env": "HalfCheetah-v5", "envs": 64, "steps": 32, "epochs": 10, "batch": 64, "width": 64, "bar": 0.8},
+    "humanoid": {"env": "Humanoid-v5", "envs": 64, "steps": 64, "epochs": 4, "batch": 256, "width": 64, "goal": 0.75},
+    "collect": {"env": "HalfCheetah-v5", "envs": 64, "steps": 32, "epochs": 10, "batch": 64, "width": 64, "goal": 0.8},
 }
 ALL = {**WORKS, **CEILINGS}
 SB3_SCRIPT = """
@@ -69,12 +69,12 @@ env = gymnasium.make(env_id).unwrapped
 batch = Batch(env.model, envs, 0)
 low, high = env.action_space.low, env.action_space.high
 rng, ctrl = np.random.default_rng(0), batch.bind("ctrl")
-# As an untrained policy acts: standard normal, scaled to the bounds and clipped to them.
+# The actions of an untrained policy: standard normal, clipped and scaled to the bounds.
 controls = np.clip(rng.standard_normal((64, envs, len(low))), -1, 1) * (high - low) / 2 + (high + low) / 2
 def run(seconds):
     steps, start = 0, time.perf_counter()
     while time.perf_counter() - start < seconds:
-        batch.reset()  # a fallen body costs more than a running one
+        batch.reset()  # a fallen body takes longer to simulate
         for t in range(50):
             ctrl[:] = controls[t]
             batch.step(nstep=env.frame_skip)
@@ -113,7 +113,7 @@ def install_peer(venv: Path, packages: tuple[str, ...]) -> None:
 
 
 def run_proxima(work: dict[str, Any], *, compiled: str = "on", iterations: int | None = None) -> dict[str, float]:
-    """Steps a second of whole iterations and of collection alone, start-up and memory."""
+    """Env steps per second of iterations and of collection alone, start-up time and memory."""
     size = work["envs"] * work["steps"]
     iterations = iterations or max(4, 150_000 // size)
     options = {
@@ -139,7 +139,7 @@ def run_proxima(work: dict[str, Any], *, compiled: str = "on", iterations: int |
         first_step = (path.parent / "config.yaml").stat().st_mtime - started
     rest = rows[1:]
     seconds = rows[-1]["wall_time"] - rows[0]["wall_time"]
-    # What the first iteration took longer than the others: compilation.
+    # The extra time of the first iteration is compilation.
     compilation = rows[0]["wall_time"] - seconds / len(rest)
     return {
         "rate": size * len(rest) / seconds,
@@ -151,7 +151,7 @@ def run_proxima(work: dict[str, Any], *, compiled: str = "on", iterations: int |
 
 
 def run_sb3(work: dict[str, Any]) -> dict[str, float]:
-    """Steps a second with one torch thread and, where the networks are wide enough to gain from it, with two."""
+    """Env steps per second with one torch thread and, for networks wide enough to benefit, with two."""
     iterations = max(3, 60_000 // (work["envs"] * work["steps"]))
     rates = {}
     for threads in (1, 2) if work["width"] > 64 else (1,):
@@ -181,11 +181,12 @@ def write(rows: list[tuple[str, dict[str, Any], list[dict], list[dict]]], start:
         "# Throughput",
         "",
         f"`python benchmarks/throughput.py --rounds {rounds}`, {where()}.",
-        "Env steps a second, updates included: medians of the rounds, which alternate; the ratio is the median of the",
-        "rounds' ratios. Stable-Baselines3 2.9.2 with DummyVecEnv and one torch thread, its fastest way with 2x64, and",
-        "with 2x256 also two.",
+        "Env steps per second, updates included: medians of alternating rounds; the ratio is the median of the rounds'",
+        "ratios. Stable-Baselines3 2.9.2 (SB3) with DummyVecEnv and one torch thread, which is its fastest setting for",
+        "2x64 networks, and for 2x256 also with two.",
         "",
-        "| work | Proxima | against | ratio | bar | each round | collection alone | share of the update | memory |",
+        "| workload | Proxima | compared with | ratio | target | each round | collection alone | time share of update "
+        "| memory |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, work, ours, others in rows:
@@ -198,14 +199,13 @@ def write(rows: list[tuple[str, dict[str, Any], list[dict], list[dict]]], start:
             lines.append(
                 f"| {work['env']}, {work['envs']} x {work['steps']}, {what}, 2x{work['width']} | {middle[key]:,.0f} "
                 f"| {peer} {statistics.median(other[peer] for other in others):,.0f} "
-                f"| **{statistics.median(ratios):.2f}** | {work['bar']} | {each} "
+                f"| **{statistics.median(ratios):.2f}** | {work['goal']} | {each} "
                 f"| {middle['collect']:,.0f} | {middle['update share']:.0%} | {middle['memory MB']:,.0f} MB |"
             )
     lines += [
         "",
-        f"From the command to the first training step, 8 x 2048: {start['off']:.1f} s eager (bar 6), "
-        f"{start['on']:.1f} s compiled, from a warm",
-        "cache (bar 12): until the run folder is there, and what the first iteration takes longer than the others.",
+        f"Start-up with 8 x 2048: {start['off']:.1f} s eager (target 6), {start['on']:.1f} s compiled with a warm",
+        "cache (target 12). This is the time until the run folder exists, plus the extra time of the first iteration.",
         "",
     ]
     (ROOT / "benchmarks" / "throughput.md").write_text("\n".join(lines))

@@ -1,9 +1,6 @@
-"""Proxima trains PPO agents that are exact, fast and readable.
+"""Proxima, a PPO library: `from proxima import train, load_policy, make_env`, or `proxima --help` in a terminal."""
 
-`from proxima import train, load_policy, make_env` is the whole of it for a notebook; `proxima --help` for a terminal.
-"""
-
-TYPE_CHECKING = False  # as in `typing`, whose import takes longer than all else here
+TYPE_CHECKING = False  # as in `typing`, which is slow to import
 if TYPE_CHECKING:
     from typing import Any
 
@@ -15,7 +12,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Config", "load_policy", "make_env", "train"]
 
-# Resolved on first use, so that an environment worker, or `proxima --help`, does not pay for importing torch.
+# Imported on first use, so that env workers and `proxima --help` do not import torch.
 _HOMES = {
     "Config": "proxima.config",
     "load_policy": "proxima.evaluate.policy",

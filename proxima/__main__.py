@@ -1,32 +1,32 @@
-"""The command `proxima`, and `python -m proxima`: Ctrl-C works from the first import on."""
+"""Entry point of `proxima` and `python -m proxima`; handles Ctrl-C from the first import on."""
 
-# The C module under `signal`: the import of enum by the latter is long enough for a Ctrl-C to fall into.
+# The C module behind `signal`, which imports enum: slow enough for a Ctrl-C to arrive during the import.
 import _signal as signal  # type: ignore[import-not-found]
 import os
 import sys
 
 
-def _end_at_once(signum: int, _: object) -> None:
+def _exit_at_once(signum: int, _: object) -> None:
     os.write(2, b"proxima: interrupted.\n")
     os._exit(128 + signum)
 
 
-def _bound_spinning() -> None:
-    """Let threads that wait for the others of their team sleep sooner, unless the user has chosen.
+def _limit_spinning() -> None:
+    """Make waiting OpenMP threads sleep sooner, unless the user has configured it.
 
-    GNU OpenMP spins 300,000 times first. On a machine with other work that burns whole cores: PPO on images took nine
-    times as long with two threads as with one; with this it takes three times, and nothing is lost on an idle machine
-    (docs/speed.md). It is read when PyTorch is loaded.
+    GNU OpenMP spins 300,000 times first, which wastes cores on a machine with other work: PPO on images took nine times
+    as long with two threads as with one, and with this setting three times. An idle machine loses nothing
+    (docs/speed.md). PyTorch reads the variable when it is loaded.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def main() -> int:
-    """Run the command line. Until a command is ready to clean up after itself, Ctrl-C ends the process at once."""
+    """Run the command line. Until a command can clean up after itself, Ctrl-C exits at once."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _end_at_once)
-    _bound_spinning()
+        signal.signal(signal.SIGINT, _exit_at_once)
+    _limit_spinning()
     from proxima.cli import main as run
 
     return run()

@@ -1,4 +1,4 @@
-"""The algorithms, each named here and nowhere else: which class iterates, and which policy it trains."""
+"""The table of algorithms: class, policy and section of options of each. They are named nowhere else."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -9,12 +9,12 @@ from proxima.errors import UsageError
 
 @dataclass(frozen=True)
 class AlgorithmEntry:
-    """What belongs to one algorithm, as `module:attribute`, imported where it is needed."""
+    """One algorithm. Classes are given as `module:attribute` and imported when needed."""
 
     algorithm: str
     policy: str
     section: str
-    """The section of its own options."""
+    """Section of its own options in the config."""
 
 
 ALGORITHMS = {
@@ -24,11 +24,7 @@ ALGORITHMS = {
 
 
 def find_attribute(name: str) -> Any:
-    """The object that `module:attribute` names.
-
-    Raises:
-        UsageError: there is no such module or attribute.
-    """
+    """Import `module:attribute`; a UsageError if there is no such module or attribute."""
     module, _, attribute = name.partition(":")
     try:
         return getattr(import_module(module), attribute)

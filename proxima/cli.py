@@ -1,4 +1,4 @@
-"""The commands: parse, call one function, print. No logic."""
+"""The commands: parse the arguments, call one function, print the result. No logic."""
 
 import argparse
 import contextlib
@@ -12,34 +12,36 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import proxima
-from proxima.config import SECTIONS, all_options, env_keywords, find_option
+from proxima.config import SECTIONS, all_options, env_keywords
 from proxima.config.options import Option, nearest
 from proxima.errors import ProximaError, UsageError
 
 _RESUME_ALIASES = ("--resume-from", "--resume", "--checkpoint")
-# What `train --help` shows; `--help-all` shows every option.
+# Shown by `train --help`; `--help-all` shows every option.
 _COMMON_OPTIONS = {
     *("env", "num_envs", "total_timesteps", "name", "seed", "device", "algorithm", "learning_rate", "lr_schedule"),
     *("num_steps", "minibatch_size", "update_epochs", "gamma", "entropy_coef", "hidden_sizes", "rnn"),
     *("eval_every", "record_every", "checkpoint_minutes", "auto_resume", "quiet"),
 }
-_SHELLS = ("bash", "zsh", "tcsh")
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors on one line, and the nearest flag for an unknown one."""
+    """Errors are UsageErrors of one line; for an unknown flag, with the most similar one."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        """Raise instead of printing the usage."""
+        """Raise instead of printing the usage and exiting."""
         raise UsageError(f"{message}. See {self.prog} --help.")
 
     def parse_strictly(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse; flags may be written with dashes or underscores."""
+        """Parse flags written with dashes or underscores."""
         arguments, unknown = self.parse_known_args([_with_dashes(argument) for argument in argv])
         if unknown:
             flag = unknown[0].split("=", 1)[0]
@@ -50,7 +52,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; errors of use are one line and exit code 2."""
+    """Run the command and return its exit code; errors are printed on one line."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
         parser = _parser(all_help="--help-all" in map(_with_dashes, arguments))
@@ -62,10 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except ProximaError as error:
-        _complain(str(error))
+        _print_error(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        _complain("interrupted.")
+        _print_error("interrupted.")
         return 130
     except BrokenPipeError:  # `proxima envs | head`
         sys.stderr.close()
@@ -73,133 +75,127 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer goes nowhere
-        _complain("the results cannot be printed: no space left on device.")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discard the rest of the buffer
+        _print_error("the results cannot be printed: no space left on device.")
         return 1
 
 
-def _complain(message: str) -> None:
-    with contextlib.suppress(OSError):  # the terminal may be what has gone
+def _print_error(message: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal may be closed
         print(f"proxima: {message}", file=sys.stderr)
 
 
-def _hear_interrupts() -> None:
-    """From now on Ctrl-C is a KeyboardInterrupt, so that files and processes are cleaned up.
+def _raise_on_interrupt() -> None:
+    """Make Ctrl-C raise KeyboardInterrupt, so that files and processes are cleaned up.
 
-    Until a command calls this, which is once its imports are done, Ctrl-C ends the process at once (`__main__.py`):
-    in the middle of an import the exception could be swallowed, or be an ImportError.
+    Commands call this after their imports. Until then Ctrl-C exits at once (`__main__.py`), because an import could
+    swallow the exception or turn it into an ImportError.
     """
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _parser(*, all_help: bool = False) -> Parser:
-    """All commands; `all_help` shows every option in the help of those that train."""
-    parser = Parser(prog="proxima", description="Trains PPO agents: exact, fast and readable.", allow_abbrev=False)
+    """All commands; with `all_help` the help of `train` and `bench` shows every option."""
+    parser = Parser(prog="proxima", description="Train, evaluate and compare PPO and DQN agents.")
     parser.add_argument("--version", action="version", version=f"proxima {proxima.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
 
-    train = commands.add_parser(
+    def add(name: str, function: Callable[[argparse.Namespace], int], help: str, **more: Any) -> Parser:
+        command = commands.add_parser(name, help=help, **({"description": f"{help[0].upper()}{help[1:]}."} | more))
+        command.set_defaults(function=function, flags=command._option_string_actions)
+        return command
+
+    train = add(
         "train",
-        help="train a policy",
+        _train,
+        "train a policy",
         usage="proxima train [--config FILE] [--resume-from PATH] [options]",
-        description="Train a policy. Options come from defaults, then the config file, then flags.",
-        allow_abbrev=False,
+        description="Train a policy. Flags override the config file, which overrides the defaults.",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
     )
-    train.add_argument("--config", metavar="FILE", help="YAML file with options, such as configs/halfcheetah.yaml")
     train.add_argument(
         *_RESUME_ALIASES,
         dest="resume_from",
         metavar="PATH",
-        help="go on from a checkpoint, or the newest whole one of a run, with its options and those given here",
+        help="resume a checkpoint, or the newest one of a run, with its options except those given here",
     )
-    _add_options(train, all_help)
-    train.set_defaults(function=_train)
-
-    bench = commands.add_parser(
+    bench = add(
         "bench",
-        help="time a config on this machine, phase by phase",
+        _bench,
+        "time a config on this machine, phase by phase",
         usage="proxima bench [--config FILE] [--seconds S] [options of train]",
-        description="Train for some seconds without leaving anything on disk, and show where the time goes.",
-        allow_abbrev=False,
+        description="Train for a few seconds, write nothing, and show where the time goes.",
     )
-    bench.add_argument("--config", metavar="FILE", help="YAML file with options")
     bench.add_argument("--seconds", type=float, default=10.0, help="how long to train (default: 10)")
-    _add_options(bench, all_help)
-    bench.set_defaults(function=_bench)
+    for command in (train, bench):
+        command.add_argument("--config", metavar="FILE", help="YAML file with options, e.g. configs/halfcheetah.yaml")
+        _add_options(command, all_help)
 
-    resume = commands.add_parser("resume", help="go on with a run from its newest checkpoint", allow_abbrev=False)
-    resume.add_argument("run", help="run folder or checkpoint folder")
-    resume.add_argument("--total-timesteps", help="train to this many env steps instead")
-    resume.set_defaults(function=_resume)
+    resume = add("resume", _train, "continue a run from its newest checkpoint")
+    resume.add_argument("resume_from", metavar="path", help="run folder or checkpoint folder")
+    resume.add_argument("--total-timesteps", metavar="N", default=argparse.SUPPRESS, help="new total of env steps")
+    resume.set_defaults(config=None)
 
-    evaluate = commands.add_parser("evaluate", help="run episodes of a trained policy", allow_abbrev=False)
-    evaluate.add_argument("path", help="run folder or checkpoint folder")
-    evaluate.add_argument("--best", action="store_true", help="the run's best checkpoint instead of its newest")
-    evaluate.add_argument("--env", help="another env id than the policy was trained on")
-    evaluate.add_argument("--env-kwargs", metavar="MAPPING", help="keywords of the env that differ from the run's")
-    evaluate.add_argument("--episodes", type=int, default=20)
-    evaluate.add_argument("--seed", default="0")
-    how = evaluate.add_mutually_exclusive_group()
-    how.add_argument("--deterministic", action="store_true", help="take the likeliest action (the default)")
-    how.add_argument("--stochastic", action="store_true", help="sample actions")
-    evaluate.add_argument("--json", action="store_true", help="print the numbers as JSON")
-    evaluate.add_argument("--record", action="store_true", help="write an MP4 to the run's videos/; needs no display")
-    evaluate.add_argument("--render", action="store_true", help="show the policy in a window")
-    evaluate.add_argument("--analyze-value", action="store_true", help="how good the critic is, in the run's report/")
-    evaluate.add_argument("--analyze-policy", action="store_true", help="what the policy does, in the run's report/")
-    evaluate.add_argument(
-        "--video-length", type=int, metavar="STEPS", help="env steps to record or show (default: one episode)"
-    )
-    evaluate.set_defaults(function=_evaluate)
-
-    export = commands.add_parser(
+    evaluate = add("evaluate", _evaluate, "run episodes of a trained policy")
+    export = add(
         "export",
-        help="write a trained policy to a file that runs without Proxima",
-        description="Write the deterministic policy, normaliser and action transform included, to one file.",
-        allow_abbrev=False,
+        _export,
+        "write a trained policy to a file that runs without Proxima",
+        description="Write the deterministic policy to one file, with observation normalisation and action scaling.",
     )
-    export.add_argument("path", help="run folder or checkpoint folder")
-    export.add_argument("--best", action="store_true", help="the run's best checkpoint instead of its newest")
+    for command in (evaluate, export):
+        command.add_argument("path", help="run folder or checkpoint folder")
+        command.add_argument("--best", action="store_true", help="use the run's best checkpoint, not its newest")
+    _add_evaluate_flags(evaluate)
     export.add_argument("--format", choices=("onnx", "torchscript"), default="onnx", help="(default: onnx)")
-    export.add_argument("--out", metavar="FILE", help="the file to write (default: beside the checkpoint)")
-    export.set_defaults(function=_export)
+    export.add_argument("--out", metavar="FILE", help="file to write (default: beside the checkpoint)")
 
-    compare = commands.add_parser(
+    compare = add(
         "compare",
-        help="compare finished runs in one page",
-        description="Compare runs by their metrics: curves over seeds, final returns, options that differ.",
-        allow_abbrev=False,
+        _compare,
+        "compare finished runs on one page",
+        description="Compare runs by their metrics: learning curves over seeds, final returns, options that differ.",
     )
     compare.add_argument("runs", nargs="+", metavar="[LABEL=]RUN", help="run folder, or a folder of runs")
-    compare.add_argument("--out", metavar="DIR", default="comparison", help="where to write (default: comparison)")
-    compare.add_argument(
-        "--threshold", type=float, metavar="RETURN", help="the return to be reached (default: 80 %% of the way up)"
-    )
-    compare.add_argument("--markdown", action="store_true", help="print the markdown that is written beside the page")
-    compare.set_defaults(function=_compare)
+    compare.add_argument("--out", metavar="DIR", default="comparison", help="output folder (default: comparison)")
+    threshold = "return to be reached (default: 80 %% of the way from the lowest to the best final return)"
+    compare.add_argument("--threshold", type=float, metavar="RETURN", help=threshold)
+    compare.add_argument("--markdown", action="store_true", help="print the comparison as markdown")
 
-    envs = commands.add_parser("envs", help="list what can be trained, and by which back end", allow_abbrev=False)
+    envs = add("envs", _envs, "list the envs that can be trained, and their back ends")
     envs.add_argument("filter", nargs="?", default="", help="show only ids that contain this")
-    envs.set_defaults(function=_envs)
 
-    completion = commands.add_parser(
+    completion = add(
         "completion",
-        help="print the completion script of a shell",
+        _completion,
+        "print the completion script of a shell",
         description='Print a script that completes commands and flags; for bash: eval "$(proxima completion bash)".',
-        allow_abbrev=False,
     )
-    completion.add_argument("shell", choices=_SHELLS)
-    completion.set_defaults(function=_completion)
-    for command in (train, bench, resume, evaluate, export, compare, envs, completion):
-        command.set_defaults(flags=list(command._option_string_actions))
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
     return parser
 
 
+def _add_evaluate_flags(parser: Parser) -> None:
+    given: dict[str, Any] = {"default": argparse.SUPPRESS}  # parsed as the options of these names
+    parser.add_argument("--env", help="another env id than the policy was trained on", **given)
+    parser.add_argument("--env-kwargs", metavar="MAPPING", help="env keyword arguments to change", **given)
+    parser.add_argument("--episodes", type=int, default=20, help="number of episodes (default: 20)")
+    parser.add_argument("--seed", help="seed of the envs (default: 0)", **given)
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--deterministic", action="store_true", help="take the most likely action (default)")
+    how.add_argument("--stochastic", action="store_true", help="sample actions, as in training")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    parser.add_argument("--record", action="store_true", help="write an MP4 to the run's videos/; needs no display")
+    parser.add_argument("--render", action="store_true", help="show the policy in a window")
+    parser.add_argument("--video-length", metavar="STEPS", help="env steps to show (default: one episode)", **given)
+    parser.add_argument("--analyze-value", action="store_true", help="report how accurate the critic is, in report/")
+    parser.add_argument("--analyze-policy", action="store_true", help="report what the policy does, in report/")
+
+
 def _add_options(parser: argparse.ArgumentParser, all_help: bool) -> None:
-    """A flag for every option, in the groups of the config's sections."""
-    parser.add_argument("--help-all", action="help", help="show every option, in groups, and exit")
+    """Add a flag for every option, in one group per section."""
+    parser.add_argument("--help-all", action="help", help="show every option and exit")
     for section, cls in SECTIONS.items():
         group = parser.add_argument_group(section, cls.__doc__)
         for option in (*all_options().values(), *env_keywords().values()):
@@ -237,16 +233,10 @@ def _with_dashes(argument: str) -> str:
 
 
 def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The options that were given as flags, checked at once so that a bad one is named before anything is built."""
-    given = {name: value for name, value in vars(arguments).items() if name in all_options() | env_keywords()}
-    for name, value in given.items():
-        option = find_option(name, source="flags")
-        option.parse(value, source=option.flag)
-    return given
-
-
-def _train(arguments: argparse.Namespace) -> int:
-    return _run_training(arguments.config, arguments.resume_from, _overrides(arguments))
+    """The options that were given as flags, parsed; errors name the flag."""
+    known = all_options() | env_keywords()
+    given = {name: value for name, value in vars(arguments).items() if name in known}
+    return {name: known[name].parse(value, source=known[name].flag) for name, value in given.items()}
 
 
 def _bench(arguments: argparse.Namespace) -> int:
@@ -255,19 +245,15 @@ def _bench(arguments: argparse.Namespace) -> int:
     from proxima.training.bench import bench
 
     keep_freed_memory()
-    _hear_interrupts()
+    _raise_on_interrupt()
     if not 0 < arguments.seconds < math.inf:
-        raise UsageError(f"seconds is {arguments.seconds}, but it must be positive.")
+        raise UsageError(f"--seconds is {arguments.seconds:g}, but it must be positive and finite.")
     print(bench(load_config(arguments.config, _overrides(arguments)), seconds=arguments.seconds).text())
     return 0
 
 
-def _resume(arguments: argparse.Namespace) -> int:
-    overrides = {} if arguments.total_timesteps is None else {"total_timesteps": arguments.total_timesteps}
-    return _run_training(None, arguments.run, overrides)
-
-
-def _run_training(config: str | None, resume_from: str | None, overrides: dict[str, Any]) -> int:
+def _train(arguments: argparse.Namespace) -> int:
+    overrides = _overrides(arguments)  # errors in flags come before the slow imports
     from proxima.machine import keep_freed_memory
     from proxima.text import number
     from proxima.track.progress import log_handler, make_console
@@ -276,10 +262,10 @@ def _run_training(config: str | None, resume_from: str | None, overrides: dict[s
     keep_freed_memory()
     console = make_console()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[log_handler(console)])
-    result = train(config, resume_from=resume_from, console=console, **overrides)
+    result = train(arguments.config, resume_from=arguments.resume_from, console=console, **overrides)
     if result.config.track.quiet:
         return 0
-    # As the user called it, so that the lines can be pasted where the virtual environment is not active.
+    # With the path of the virtual environment if it is not active, so that the lines can be pasted.
     folder = "" if shutil.which("proxima") else f"{os.path.relpath(Path(sys.executable).parent)}/"
     run_dir = shlex.quote(str(result.run_dir))
     print(f"run folder   {result.run_dir}")
@@ -298,22 +284,18 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from proxima.evaluate.video import record_checkpoint, watch_checkpoint
     from proxima.runs import checkpoint
 
-    _hear_interrupts()
-    seed = find_option("seed", source="").parse(arguments.seed, source="--seed")
-    chosen = {"env": arguments.env, "seed": seed, "deterministic": not arguments.stochastic}
-    if arguments.env_kwargs is not None:
-        chosen["env_kwargs"] = find_option("env_kwargs", source="--env-kwargs").parse(
-            arguments.env_kwargs, source="--env-kwargs"
-        )
+    _raise_on_interrupt()
+    chosen = {"deterministic": not arguments.stochastic, **_overrides(arguments)}
+    length = chosen.pop("video_length", None)
     path = checkpoint.find(arguments.path, best=arguments.best)
     if arguments.episodes < 1:
-        raise UsageError(f"episodes is {arguments.episodes}, but it must be >= 1.")
-    if arguments.video_length is not None and not (arguments.record or arguments.render):
-        raise UsageError("--video-length is the length of a video: add --record or --render.")
+        raise UsageError(f"--episodes is {arguments.episodes}, but it must be >= 1.")
+    if length is not None and not (arguments.record or arguments.render):
+        raise UsageError(f"--video-length is {length}, but there is no video: add --record or --render.")
     if arguments.render:
-        watch_checkpoint(path, length=arguments.video_length, **chosen)
+        watch_checkpoint(path, length=length, **chosen)
     if arguments.record:
-        video = record_checkpoint(path, length=arguments.video_length, **chosen)
+        video = record_checkpoint(path, length=length, **chosen)
         print(f"video {video}", file=sys.stderr if arguments.json else sys.stdout, flush=True)
     analyses = {"value": arguments.analyze_value, "policy": arguments.analyze_policy}
     evaluation = evaluate(path, episodes=arguments.episodes, trace=any(analyses.values()), **chosen)
@@ -331,22 +313,22 @@ def _export(arguments: argparse.Namespace) -> int:
     from proxima.evaluate.policy import load_policy
     from proxima.runs import checkpoint
 
-    _hear_interrupts()
+    _raise_on_interrupt()
     folder = checkpoint.find(arguments.path, best=arguments.best)
     print(f"exported  {export(folder, format=arguments.format, out=arguments.out)}")
     print(signature(folder))
     hold = load_policy(folder).hold
     if hold.high > 1:
-        print(f"hold      each action for {hold.low} to {hold.high} env steps, as in training")
+        steps = hold.low if hold.low == hold.high else f"{hold.low} to {hold.high}"
+        print(f"hold      {steps} env steps per action, as in training")
     return 0
 
 
 def _compare(arguments: argparse.Namespace) -> int:
     from proxima.report.compare import HEAD, rows, sentences, write_comparison
 
-    _hear_interrupts()
-    if arguments.threshold is not None and not math.isfinite(arguments.threshold):
-        raise UsageError(f"threshold is {arguments.threshold}, but it must be a finite number.")
+    _raise_on_interrupt()
+
     page, markdown, comparison = write_comparison(arguments.runs, out=arguments.out, threshold=arguments.threshold)
     if arguments.markdown:
         print(markdown, end="")
@@ -365,7 +347,7 @@ def _envs(arguments: argparse.Namespace) -> int:
 
     rows = [row for row in list_envs() if arguments.filter.lower() in row.id.lower()]
     if not rows:
-        raise UsageError(f"no env id contains {arguments.filter!r}: `proxima envs` lists all.")
+        raise UsageError(f"no env id contains {arguments.filter!r}: `proxima envs` lists all of them.")
     width = max(len(row.id) for row in rows)
     print(f"{'id':<{width}}  {'--vec-env-mode':<18}  status")
     for row in rows:

@@ -1,28 +1,28 @@
-"""Errors that a user can act on: the command prints them as one line, without a traceback."""
+"""Errors that a user can fix: the command prints them on one line, without a traceback."""
 
 
 class ProximaError(Exception):
-    """Something the user can mend. `exit_code` is what the command returns."""
+    """Base class; the command exits with `exit_code`."""
 
     exit_code = 1
 
 
 class UsageError(ProximaError):
-    """Bad input: a flag, a file, a value, a missing package. Nothing has been started."""
+    """Bad input: a flag, a file, a value, a missing package."""
 
     exit_code = 2
 
 
 class EnvFailure(ProximaError):
-    """The environments cannot go on: workers keep dying, or the physics is broken. The run saves and stops."""
+    """The envs cannot continue: workers keep crashing, or the physics is broken. The run saves and stops."""
 
 
 class NonFiniteError(ProximaError):
-    """A NaN or an infinity in a reward, an observation or a loss. The run stops; the last good checkpoint stays."""
+    """A NaN or infinity in a reward, observation or loss. The run stops; the last good checkpoint is kept."""
 
 
 class StopRequest(BaseException):
-    """Somebody asked the program to stop, by a signal for example. Not an Exception: nothing on the way up swallows it.
+    """A request to stop, for example by a signal. A BaseException, so that `except Exception` does not swallow it.
 
-    It may be raised in the middle of an env's step; whoever catches what env code raises lets this one pass.
+    It can be raised in the middle of an env step; code that catches errors of envs must let it pass.
     """

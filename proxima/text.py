@@ -1,4 +1,4 @@
-"""How numbers are written in tables and sentences for people; files for programs keep every digit."""
+"""Formats numbers for tables and sentences; files keep every digit."""
 
 import math
 
@@ -6,9 +6,9 @@ _ROUNDING = 1e-9
 
 
 def number(value: float, *, scale: float = 0.0) -> str:
-    """Four significant digits, or one decimal from 1,000 on, without trailing zeros; "-" where there is no number.
+    """Four significant digits, or one decimal from 1,000 on, without trailing zeros; "-" for NaN.
 
-    `scale` is the size of the numbers that the value was computed from: beside it, rounding errors are shown as 0.
+    `scale` is the magnitude of the numbers that the value was computed from; values at its rounding error become 0.
 
     Example:
         >>> [number(x) for x in (0.946, -165.3, 9084.2, 1234567.8, -0.0, float("nan"))]
@@ -26,7 +26,7 @@ def number(value: float, *, scale: float = 0.0) -> str:
 
 
 def percent(share: float) -> str:
-    """A share in whole percent, never "-0%"; "-" where there is no number.
+    """A fraction in integer percent, never "-0%"; "-" for NaN.
 
     Example:
         >>> [percent(x) for x in (0.271, -0.001, -0.34)]

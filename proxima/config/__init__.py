@@ -1,4 +1,4 @@
-"""Every option of a run: what it means and its range, how options must agree, and how they are read from text."""
+"""Every option of a run: meaning and range, consistency checks, parsing from YAML and flags."""
 
 from proxima.config.config import (
     SECTIONS,

@@ -1,7 +1,7 @@
-"""All options of a run together: how they must agree with each other, and what follows from them.
+"""The config of a run: all options (`sections.py`), where they come from, and their consistency checks.
 
-They come from a preset (`presets.py`), then a YAML file, then flags; `load_config` puts them together. What none of
-these set is filled once the env is known (`defaults.py`). The reading of text is in `options.py`.
+They come from a preset (`presets.py`), then a YAML file, then flags; `load_config` combines them. Options that none of
+these set are filled in once the env is known (`defaults.py`). Parsing of single values is in `options.py`.
 """
 
 import dataclasses
@@ -14,44 +14,31 @@ from typing import Any
 import yaml
 
 from proxima.algorithms import ALGORITHMS
+from proxima.config import sections
 from proxima.config.options import Option, nearest, options_of, shown
 from proxima.config.presets import ABOUT, all_presets, packaged_file, preset_for
-from proxima.config.sections import (
-    AlgorithmOptions,
-    CheckpointOptions,
-    DQNOptions,
-    EnvKeywords,
-    EnvOptions,
-    EvaluationOptions,
-    NormalizeOptions,
-    OptimizerOptions,
-    PolicyOptions,
-    PPOOptions,
-    RunOptions,
-    TrackOptions,
-)
 from proxima.config.yaml_files import read_yaml
 from proxima.errors import UsageError
 
 MAX_NAME_BYTES = 200
-"""A checkpoint's folder has the name and up to 45 bytes more, and file systems end at 255."""
+"""A checkpoint folder's name is up to 45 bytes longer, and file systems allow 255."""
 
 
 @dataclass
 class Config:
     """All options of a run, by section."""
 
-    run: RunOptions = field(default_factory=RunOptions)
-    env: EnvOptions = field(default_factory=EnvOptions)
-    policy: PolicyOptions = field(default_factory=PolicyOptions)
-    algorithm: AlgorithmOptions = field(default_factory=AlgorithmOptions)
-    ppo: PPOOptions = field(default_factory=PPOOptions)
-    dqn: DQNOptions = field(default_factory=DQNOptions)
-    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
-    normalize: NormalizeOptions = field(default_factory=NormalizeOptions)
-    checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
-    evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
-    track: TrackOptions = field(default_factory=TrackOptions)
+    run: sections.RunOptions = field(default_factory=sections.RunOptions)
+    env: sections.EnvOptions = field(default_factory=sections.EnvOptions)
+    policy: sections.PolicyOptions = field(default_factory=sections.PolicyOptions)
+    algorithm: sections.AlgorithmOptions = field(default_factory=sections.AlgorithmOptions)
+    ppo: sections.PPOOptions = field(default_factory=sections.PPOOptions)
+    dqn: sections.DQNOptions = field(default_factory=sections.DQNOptions)
+    optimizer: sections.OptimizerOptions = field(default_factory=sections.OptimizerOptions)
+    normalize: sections.NormalizeOptions = field(default_factory=sections.NormalizeOptions)
+    checkpoint: sections.CheckpointOptions = field(default_factory=sections.CheckpointOptions)
+    evaluation: sections.EvaluationOptions = field(default_factory=sections.EvaluationOptions)
+    track: sections.TrackOptions = field(default_factory=sections.TrackOptions)
     given: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
     """Where each option that was set comes from: a file, a preset, `flags`, `checkpoint`. The others are defaults."""
 
@@ -62,17 +49,17 @@ class Config:
 
     @property
     def rollout_size(self) -> int:
-        """Samples of one iteration, which are decisions."""
+        """Samples per rollout: policy steps of all envs."""
         return self.env.num_envs * self.ppo.num_steps
 
     @property
     def num_iterations(self) -> int:
-        """Iterations of a run that holds no actions; the last is whole even where total_timesteps ends inside it."""
+        """Iterations of a run without held actions; the last one may go beyond total_timesteps."""
         return -(-self.run.total_timesteps // self.rollout_size)
 
     @property
     def discount(self) -> float:
-        """Discount within a held action: gamma, or 1 where rewards are plainly summed."""
+        """Discount per env step within a held action: gamma, or 1 without `smdp`."""
         return self.algorithm.gamma if self.algorithm.smdp else 1.0
 
     @property
@@ -82,26 +69,26 @@ class Config:
 
     @property
     def sequence_length(self) -> int:
-        """Steps in a training sequence: 1 unless the policy is recurrent."""
+        """Steps per training sequence: 1 unless the policy is recurrent."""
         return 1 if not self.is_recurrent else min(self.ppo.bptt_length, self.ppo.num_steps)
 
     @property
     def num_sequences(self) -> int:
-        """Sequences of one iteration: its samples, unless the policy is recurrent."""
+        """Training sequences per rollout: its samples, unless the policy is recurrent."""
         return self.env.num_envs * -(-self.ppo.num_steps // self.sequence_length)
 
     @property
     def num_minibatches(self) -> int:
-        """Minibatches of one epoch: as many as hold every sequence once, of sizes that differ by at most one."""
+        """Minibatches per epoch, which contain every sequence once; their sizes differ by at most one."""
         return -(-self.num_sequences // self.algorithm.minibatch_size)
 
     @property
     def num_updates(self) -> int:
-        """Optimizer steps of one epoch."""
+        """Optimizer steps per epoch."""
         return -(-self.num_minibatches // self.optimizer.gradient_accumulation)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Plain nested dicts, as in a YAML file."""
+        """Nested dicts: sections, options."""
         return {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
 
     def to_yaml(self) -> str:
@@ -117,7 +104,7 @@ class Config:
         return {name: value for name, value in self.flat().items() if name in self.given}
 
     def validate(self) -> list[str]:
-        """Raise a UsageError where options contradict each other; return notices about what will be done."""
+        """Raise a UsageError if options contradict each other; return notices about surprising consequences."""
         policy = self.policy
         if not policy.min_std <= policy.initial_std <= policy.max_std:
             raise UsageError(
@@ -125,23 +112,23 @@ class Config:
                 f"and max_std {policy.max_std:g}."
             )
         if policy.std_mode == "state" and policy.min_std == policy.max_std:
-            raise UsageError(f"min_std and max_std are both {policy.min_std:g}: for one fixed std use std_mode fixed.")
+            raise UsageError(f"min_std and max_std are both {policy.min_std:g}: for a fixed std use std_mode fixed.")
         if self.name in ("", ".", "..") or "/" in self.name or "\0" in self.name:
             raise UsageError(f"name is {self.name!r}, but it must be usable as one folder's name, without '/'.")
         if (size := len(self.name.encode())) > MAX_NAME_BYTES:
             raise UsageError(
                 f"name has {size} bytes, but at most {MAX_NAME_BYTES} fit into a checkpoint folder's name: shorten it."
             )
-        if self.optimizer.weight_decay and self.optimizer.optimizer == "adam":
-            raise UsageError("weight_decay is set, but optimizer adam has none: use optimizer adamw.")
+        if (decay := self.optimizer.weight_decay) and self.optimizer.optimizer == "adam":
+            raise UsageError(f"weight_decay is {decay:g}, but optimizer adam has none: use optimizer adamw.")
         own: list[str] = getattr(self, f"_validate_{ALGORITHMS[self.algorithm.algorithm].section}")()
         return own
 
     def _validate_ppo(self) -> list[str]:
-        sizes = (self.policy.rnn_size, self.ppo.bptt_length)
+        given = (self.policy.rnn_size, self.ppo.bptt_length)
         notices = self._unused("dqn")
-        if not self.is_recurrent and sizes != (PolicyOptions.rnn_size, PPOOptions.bptt_length):
-            notices.append("rnn_size and bptt_length have no effect without rnn gru or lstm.")
+        if not self.is_recurrent and given != (sections.PolicyOptions.rnn_size, sections.PPOOptions.bptt_length):
+            notices.append("rnn_size and bptt_length have no effect with rnn none: set rnn to gru or lstm.")
         return notices
 
     def _validate_dqn(self) -> list[str]:
@@ -149,15 +136,18 @@ class Config:
         reachable = (dqn.buffer_size // envs - dqn.return_steps + 1) * envs
         if dqn.learning_starts > reachable:
             raise UsageError(
-                f"learning_starts is {dqn.learning_starts}, but a replay with buffer_size {dqn.buffer_size} of {envs} "
-                f"envs never has more than {max(0, reachable)} decisions to learn from: raise buffer_size."
+                f"learning_starts is {dqn.learning_starts}, but a replay buffer with buffer_size {dqn.buffer_size} and "
+                f"{envs} envs never has more than {max(0, reachable)} transitions to sample: raise buffer_size."
             )
         if self.policy.rnn != "none":
             raise UsageError(f"rnn is {self.policy.rnn}, but DQN has no recurrent policy: use rnn none or PPO.")
         if optimizer.lr_schedule == "adaptive":
             raise UsageError("lr_schedule is adaptive, but DQN has no KL to follow: use constant, linear or cosine.")
         if optimizer.gradient_accumulation > 1 or optimizer.precision == "fp16":
-            raise UsageError("gradient_accumulation and precision fp16 are PPO's: leave them out with DQN.")
+            raise UsageError(
+                f"gradient_accumulation is {optimizer.gradient_accumulation} and precision {optimizer.precision}, but "
+                "DQN supports neither accumulation nor fp16: use 1 and fp32 or bf16."
+            )
         notices = self._unused("ppo")
         if dqn.learning_starts >= self.run.total_timesteps:
             notices.append(
@@ -167,14 +157,14 @@ class Config:
         return notices
 
     def _unused(self, section: str) -> list[str]:
-        """A notice about the options of an algorithm that is not the run's and that somebody set nevertheless."""
-        ours, default = getattr(self, section), SECTIONS[section]()
-        names = [name for name, value in vars(ours).items() if value != getattr(default, name)]
-        return [f"{self.algorithm.algorithm} has no {', '.join(names)}: they have no effect."] if names else []
+        """A notice about options of another algorithm's section that were changed from their defaults."""
+        default = vars(SECTIONS[section]())
+        names = [name for name, value in vars(getattr(self, section)).items() if value != default[name]]
+        return [f"These options have no effect with {self.algorithm.algorithm}: {', '.join(names)}."] if names else []
 
 
 SECTIONS: dict[str, type] = {name: type(section) for name, section in vars(Config()).items() if name != "given"}
-"""The class of every section, by its name in YAML."""
+"""The class of every section by its name in YAML."""
 
 
 @cache
@@ -185,19 +175,19 @@ def all_options() -> dict[str, Option]:
 
 @cache
 def env_keywords() -> dict[str, Option]:
-    """Keywords of single envs that are accepted like options, by name; they are kept in `env_kwargs`."""
-    return {opt.name: opt for opt in options_of("env", EnvKeywords)}
+    """Env keyword arguments that are accepted like options, by name; they are stored in `env_kwargs`."""
+    return {opt.name: opt for opt in options_of("env", sections.EnvKeywords)}
 
 
 @cache
 def spellings() -> dict[str, Option]:
-    """Every option and env keyword by each of its accepted names, with underscores."""
+    """Every option and env keyword by its name and aliases, with underscores."""
     known = [*all_options().values(), *env_keywords().values()]
     return {alias: opt for opt in known for alias in opt.aliases} | {opt.name: opt for opt in known}
 
 
 def find_option(name: str, *, source: str) -> Option:
-    """The option that `name` stands for, in any accepted spelling, or an error that names the nearest."""
+    """The option with this name or alias, with dashes or underscores; otherwise an error with the most similar name."""
     key = name.replace("-", "_")
     if key not in spellings():
         where = f"{source}: " if source else ""
@@ -206,7 +196,7 @@ def find_option(name: str, *, source: str) -> Option:
 
 
 def changes_at_resume(before: Config, after: Config) -> list[tuple[Option, Any, Any]]:
-    """The options that differ, with both values, but for those that a resume may change without a word."""
+    """Options that differ, with both values, except those that a resume may change silently."""
     free = [name for name, opt in env_keywords().items() if opt.resume == "free"]
     found = []
     for opt in all_options().values():
@@ -218,7 +208,7 @@ def changes_at_resume(before: Config, after: Config) -> list[tuple[Option, Any, 
 
 
 def compared_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Of options by name those that matter for what is learned; one that this version does not know may matter."""
+    """The options that affect what is learned; those unknown to this version are included."""
     incidental = [name for name, opt in env_keywords().items() if not opt.compared]
     return {
         name: _without(value, incidental) if name == "env_kwargs" else value
@@ -228,14 +218,14 @@ def compared_options(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without(mapping: Any, names: Sequence[str]) -> Any:
-    """Without these keys; a file that somebody wrote by hand may have something else there."""
+    """A mapping without these keys; anything else (from a file edited by hand) is returned unchanged."""
     return {k: v for k, v in mapping.items() if k not in names} if isinstance(mapping, Mapping) else mapping
 
 
 def load_config(
     path: str | Path | None = None, overrides: Mapping[str, Any] | None = None, *, base: Config | None = None
 ) -> Config:
-    """The options of a run: a preset's, then the YAML file's, then `overrides` (flat, any spelling); ranges are checked.
+    """A preset's options, then the YAML file's, then `overrides` by name or alias; ranges are checked.
 
     The preset is the one that is named, or without a file the one for the env. A `base`, which a resume has, takes the
     place of the preset.
@@ -258,7 +248,8 @@ def load_config(
 def _preset_layer(values: Mapping[str, Any], *, wish: str) -> dict[str, dict[str, Any]]:
     """The options of the preset that the others ask for or that fits their env, by its name; empty for none."""
     name = values.get("preset", wish)
-    env, algorithm = values.get("env", EnvOptions.env), values.get("algorithm", AlgorithmOptions.algorithm)
+    env = values.get("env", sections.EnvOptions.env)
+    algorithm = values.get("algorithm", sections.AlgorithmOptions.algorithm)
     preset = preset_for(env, algorithm) if name == "auto" else all_presets().get(name)
     if preset is None:
         if name in ("auto", "none"):
@@ -272,10 +263,10 @@ def _preset_layer(values: Mapping[str, Any], *, wish: str) -> dict[str, dict[str
     return {preset.name: options}
 
 
-def config_from_dict(sections: Mapping[str, Mapping[str, Any]], *, source: str) -> Config:
+def config_from_dict(content: Mapping[str, Mapping[str, Any]], *, source: str) -> Config:
     """The config that `Config.to_dict` described."""
     config = Config()
-    for values in sections.values():
+    for values in content.values():
         _assign(config, _parsed(values, source=source), source="checkpoint")
     return config
 
@@ -307,7 +298,7 @@ def _assign(config: Config, values: Mapping[str, Any], *, source: str) -> None:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """The file's options, flattened: a top-level key is a section or an option."""
+    """The file's options by name: a top-level key is a section or an option."""
     if not path.exists() and (packaged := packaged_file(path)) is not None:
         path = packaged
     if not path.exists():
@@ -317,7 +308,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise UsageError(f"config file {path} does not exist, nor a preset of this name.{hint}")
     content = read_yaml(path, what="config file")
     if not isinstance(content, dict):
-        raise UsageError(f"config file {path} must hold options as 'name: value' lines, in sections or flat.")
+        raise UsageError(f"config file {path} must hold options as 'name: value' lines, with or without sections.")
     flat: dict[str, Any] = {}
     for key, value in content.items():
         if key == ABOUT:

@@ -1,13 +1,11 @@
-"""How an option is declared, read from text and documented: the machinery under `config.py`.
-
-Not here: any option of Proxima itself.
-"""
+"""How an option is declared, parsed and documented. The options themselves are in `sections.py`."""
 
 import ast
 import dataclasses
 import difflib
 import inspect
 import math
+import operator
 import struct
 import types
 import typing
@@ -22,9 +20,10 @@ from proxima.errors import UsageError
 _SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9}
 _LARGEST_INT = 2**63 - 1
 _TRUE, _FALSE = {"true", "1", "yes", "on"}, {"false", "0", "no", "off"}
+_COMPARISONS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
 
 Resume = Literal["free", "reported", "fixed"]
-"""What becomes of a value that differs from the checkpoint's: used silently, used and reported, or refused."""
+"""What a resume does with a value that differs from the checkpoint's: use it, use and report it, or refuse it."""
 
 
 def option(
@@ -38,24 +37,13 @@ def option(
     resume: Resume = "reported",
     compared: bool = True,
 ) -> Any:
-    """A dataclass field with its accepted other names and its range.
+    """A dataclass field with its aliases and range.
 
-    Args:
-        default: its value where nothing is given.
-        aliases: other names that are accepted for it.
-        at_least: the range, as `above`, `at_most` and `below`.
-        above: see `at_least`.
-        at_most: see `at_least`.
-        below: see `at_least`.
-        resume: whether a resume may change it.
-        compared: whether it matters for what is learned; runs that differ only in other options are seeds of one group.
+    `compared` is False where it does not affect what is learned: `proxima compare` groups runs that differ only there.
     """
-    metadata = {
-        "aliases": tuple(aliases),
-        "bounds": {">=": at_least, ">": above, "<=": at_most, "<": below},
-        "resume": resume,
-        "compared": compared,
-    }
+    limits = {">=": at_least, ">": above, "<=": at_most, "<": below}
+    bounds = {symbol: limit for symbol, limit in limits.items() if limit is not None}
+    metadata = {"aliases": tuple(aliases), "bounds": bounds, "resume": resume, "compared": compared}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -70,19 +58,19 @@ class Option:
     type: Any
     default: Any
     aliases: tuple[str, ...]
-    bounds: dict[str, float | None]
+    bounds: dict[str, float]
     resume: Resume
     compared: bool
     help: str
 
     @property
     def flag(self) -> str:
-        """The canonical command-line spelling."""
+        """The flag of its canonical name."""
         return "--" + self.name.replace("_", "-")
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The allowed words, empty when the option takes anything of its type."""
+        """The allowed words; empty if it has no fixed set of them."""
         inner = _without_none(self.type)
         return typing.get_args(inner) if typing.get_origin(inner) is Literal else ()
 
@@ -92,50 +80,30 @@ class Option:
         return typing.get_origin(_without_none(self.type)) is list
 
     def parse(self, value: Any, *, source: str = "") -> Any:
-        """Turn text or a YAML value into the option's type, and hold it against its range.
+        """Convert text or a YAML value to the option's type, and check its range.
 
-        `source` is where the value comes from, for the message of an error: a file, or the flag itself.
+        `source` names the origin of the value in error messages: a file, or the flag itself.
         """
         label = source if source.startswith("--") else f"{source}: {self.name}" if source else self.name
         parsed = _convert(value, self.type, label)
         for number in parsed if isinstance(parsed, list) else [] if parsed is None else [parsed]:
-            self._check_bounds(number, label)
+            for symbol, limit in self.bounds.items():
+                if not _COMPARISONS[symbol](number, limit):
+                    raise UsageError(f"{label} is {number:g}, but it must be {symbol} {limit:g}.")
         return parsed
-
-    def _check_bounds(self, value: Any, label: str) -> None:
-        for symbol, limit in self.bounds.items():
-            if limit is None:
-                continue
-            holds = {">=": value >= limit, ">": value > limit, "<=": value <= limit, "<": value < limit}[symbol]
-            if not holds:
-                raise UsageError(f"{label} is {value:g}, but it must be {symbol} {limit:g}.")
 
 
 def options_of(section: str, cls: type) -> list[Option]:
-    """The options of one section, in order of declaration."""
-    hints, docs = typing.get_type_hints(cls), _field_docs(cls)
-    found = []
-    for field in dataclasses.fields(cls):
-        factory = field.default_factory
-        default = field.default if factory is dataclasses.MISSING else factory()
-        found.append(
-            Option(
-                section=section,
-                name=field.name,
-                type=hints[field.name],
-                default=default,
-                aliases=field.metadata.get("aliases", ()),
-                bounds=field.metadata.get("bounds", {}),
-                resume=field.metadata.get("resume", "reported"),
-                compared=field.metadata.get("compared", True),
-                help=docs[field.name],
-            )
-        )
-    return found
+    """The options of one section, in order of declaration; every field was made by `option`."""
+    hints, docs, defaults = typing.get_type_hints(cls), _field_docs(cls), vars(cls())
+    return [
+        Option(section, name=f.name, type=hints[f.name], default=defaults[f.name], help=docs[f.name], **f.metadata)
+        for f in dataclasses.fields(cls)
+    ]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A `Did you mean` sentence, or an empty string when nothing is near."""
+    """A `Did you mean` sentence with the most similar name, or an empty string."""
     by_bare = {word.lstrip("-").replace("-", "_"): word for word in known}
     bare = name.lstrip("-").replace("-", "_")
     match = difflib.get_close_matches(bare, by_bare, n=1, cutoff=0.75)
@@ -145,18 +113,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value for a message, in quotes, cut where it is long."""
-    text = (
-        repr(value)
-        if not isinstance(value, int) or abs(value) < 10**30
-        else f"a number of {len(hex(value)) - 2} hexadecimal digits"
-    )
+    """A value for an error message, shortened if it is long."""
+    if isinstance(value, int) and abs(value) >= 10**30:
+        return f"a number of {len(hex(value)) - 2} hexadecimal digits"
+    text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 @cache
 def _field_docs(cls: type) -> dict[str, str]:
-    """The docstring under every field, which Python itself does not keep."""
+    """The docstring under every field, from the source, since Python does not keep it."""
     body = ast.parse(inspect.getsource(cls)).body[0]
     assert isinstance(body, ast.ClassDef)
     docs = {}
@@ -174,7 +140,7 @@ def _without_none(kind: Any) -> Any:
 
 
 def _convert(value: Any, kind: Any, where: str) -> Any:
-    """Convert `value` to `kind`, or say what was expected."""
+    """`value` as `kind`; a UsageError that begins with `where` if it is not one."""
     inner = _without_none(kind)
     if inner is not kind and (value is None or str(value).lower() in ("none", "null", "")):
         return None
@@ -206,7 +172,7 @@ def _convert(value: Any, kind: Any, where: str) -> Any:
 
 
 def _text(value: Any, where: str) -> str:
-    """Text that files and folders can be named with."""
+    """Text that is valid in the name of a file."""
     if value is None or isinstance(value, dict | list | tuple | set):
         raise UsageError(f"{where} is {shown(value)}, but it must be text.")
     text = str(value)
@@ -216,37 +182,31 @@ def _text(value: Any, where: str) -> str:
 
 
 def _without_numpy(value: Any) -> Any:
-    """NumPy's scalars and arrays as Python's own, which YAML can write."""
+    """NumPy scalars and arrays as Python numbers and lists, which YAML can write."""
     if isinstance(value, dict):
         return {key: _without_numpy(item) for key, item in value.items()}
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _number(value: Any, kind: type, where: str) -> Any:
-    """A number as people write it: 2000000, 2_000_000, 2e6, 2M."""
+    """A number written as 2000000, 2_000_000, 2e6 or 2M."""
     text = str(value).strip().replace("_", "").lower() if not isinstance(value, int) or abs(value) < 10**30 else "inf"
     scale = _SUFFIXES.get(text[-1:], 1.0)
     expected = "a whole number" if kind is int else "a number"
     try:
-        if isinstance(value, bool):
-            raise ValueError
         is_whole = kind is int and text.lstrip("+-").isdigit() and len(text) < 30
         parsed = int(text) if is_whole else float(text[:-1] if scale != 1.0 else text) * scale
     except ValueError:
-        raise UsageError(f"{where} is {shown(value)}, but it must be {expected}.") from None
-    if math.isnan(parsed):
+        parsed = math.nan
+    if kind is int and abs(parsed) > _LARGEST_INT:
+        raise UsageError(f"{where} is {shown(value)}, but it must be a whole number below 2**63.")
+    if math.isnan(parsed) or (kind is int and parsed != int(parsed)):
         raise UsageError(f"{where} is {shown(value)}, but it must be {expected}.")
-    if kind is int:
-        if abs(parsed) > _LARGEST_INT:
-            raise UsageError(f"{where} is {shown(value)}, but it must be a whole number below 2**63.")
-        if parsed != int(parsed):
-            raise UsageError(f"{where} is {shown(value)}, but it must be a whole number.")
-        return int(parsed)
-    return _as_float32_allows(float(parsed), where)
+    return int(parsed) if kind is int else _fits_float32(float(parsed), where)
 
 
-def _as_float32_allows(number: float, where: str) -> float:
-    """Options become float32 in the networks, where a number may be infinite, or 0, that is not so here."""
+def _fits_float32(number: float, where: str) -> float:
+    """Refuse numbers that overflow to infinity or underflow to 0 in float32, the type of the networks."""
     try:
         rounded = struct.unpack("f", struct.pack("f", number))[0]
     except OverflowError:
@@ -254,5 +214,5 @@ def _as_float32_allows(number: float, where: str) -> float:
     if math.isinf(rounded):
         raise UsageError(f"{where} is {number:g}, but it must be a finite number of at most 3.4e38 (float32).")
     if rounded == 0.0 and number != 0.0:
-        raise UsageError(f"{where} is {number:g}, but as float32 that is 0: the smallest number is 1.4e-45.")
+        raise UsageError(f"{where} is {number:g}, but as float32 that is 0: use at least 1.4e-45.")
     return number

@@ -9,33 +9,33 @@ from typing import Any, Literal
 
 from proxima.config.options import option
 
-# `option` itself declares one that a resume may change, with a notice, and that comparisons look at.
+# A plain `option` may change at a resume, which is then reported, and counts as a difference in `proxima compare`.
 fixed = partial(option, resume="fixed")
-"""What the weights, the generators and the states of the envs belong to."""
+"""Cannot change at a resume: the weights, random generators or env states of the checkpoint depend on it."""
 bookkeeping = partial(option, resume="free", compared=False)
-"""Where things are kept and shown, not what is learned."""
+"""Affects what is stored and shown, not what is learned."""
 
 
 @dataclass
 class RunOptions:
-    """The run: how long, where, on what."""
+    """The run: length, name, seed, device, output folder."""
 
     name: str | None = bookkeeping(None)
-    """Name of the run; its folders are runs/NAME/DATE_TIME. None takes the env id."""
+    """Name of the run, written to runs/NAME/DATE_TIME. None: the env id."""
     preset: str = bookkeeping("auto")
-    """Settings to start from, as `proxima presets` lists them: auto (those for the env, unless --config), none, NAME."""
+    """Settings to start from (`proxima presets`): a NAME, none, or auto: the one for the env, unless --config is given."""
     total_timesteps: int = option(1_000_000, at_least=1, at_most=10**15, resume="free")
-    """Env steps to train for; the last iteration is always whole."""
+    """Env steps to train for, over all envs; the last iteration is always completed."""
     seed: int = fixed(1, at_least=0, below=2**31, compared=False)
-    """Seeds the networks, the actions, the minibatches, and env i with seed + i."""
+    """Random seed of the networks, actions and minibatches; env i is seeded with seed + i."""
     device: str = option("auto", compared=False)
-    """cpu, cuda, cuda:1, ... or auto: a GPU, if there is one, for images and for envs that live there; else the CPU."""
+    """cpu, cuda, cuda:1, ... auto: a GPU, if available, for image observations and GPU envs; otherwise the CPU."""
     num_threads: int | None = option(None, at_least=1, compared=False)
-    """Threads of the batch physics and of the learner. None: all cores, and what the minibatches are worth."""
+    """Threads of the batch physics and of the learner. None: as many as are of use, up to all cores."""
     compile: Literal["auto", "on", "off"] = option("auto")
-    """Compile the minibatch step, and acting. auto does where the run is long enough to earn the compilation back."""
+    """Compile the minibatch update and the policy step. auto: only if the run is long enough to save time overall."""
     runs_dir: str = bookkeeping("runs")
-    """Folder under which runs are written."""
+    """Folder that runs are written to."""
 
 
 @dataclass
@@ -45,43 +45,43 @@ class EnvOptions:
     env: str = fixed("HalfCheetah-v5", aliases=["env_id"])
     """Gymnasium id; `proxima envs` lists them."""
     env_kwargs: dict[str, Any] = fixed({})
-    """Keyword arguments of the env, such as '{forward_reward_weight: 2.0}'."""
+    """Keyword arguments of the env, for example '{forward_reward_weight: 2.0}'."""
     num_envs: int = fixed(8, aliases=["n_envs"], at_least=1, at_most=1_000_000)
-    """Environments that run in parallel."""
+    """Number of parallel envs."""
     vec_env_mode: Literal["auto", "batch", "sync", "async"] = option("auto")
-    """batch: native physics threads; sync: this process; async: worker processes; auto: the best of them."""
+    """batch: native threads; sync: this process; async: worker processes; auto: batch, async (emulators) or sync."""
     num_workers: int | None = option(None, at_least=1)
-    """Worker processes of async, None for one a core."""
+    """Worker processes of async. None: one per core."""
     max_episode_steps: int | None = option(None, at_least=1, below=2**31)
-    """Time limit of an episode in env steps, None for the env's own."""
+    """Time limit of an episode in env steps. None: the env's own."""
     spread_episodes: bool = option(True)
-    """Cut the first episode of each env at a different time, so that the episodes of a batch are not all in phase."""
+    """Truncate the first episode of each env at a different step, so that episodes do not all end at the same time."""
     action_hold_seconds: float = option(0.0, at_least=0)
-    """Hold every action for so many seconds of the env's time, rounded to env steps; 0 decides at every step."""
+    """Hold every action for this many seconds of env time, rounded to env steps; 0: a new action at every env step."""
     action_hold_start_seconds: float | None = option(None, at_least=0)
-    """In place of action_hold_seconds: the hold at the start of a run whose hold changes."""
+    """Hold at the start of training, for a hold that changes; replaces action_hold_seconds."""
     action_hold_end_seconds: float | None = option(None, at_least=0)
-    """And the hold at its end."""
+    """Hold at the end of the change."""
     action_hold_anneal: bool = option(True)
-    """Go from the one to the other, linearly in env steps; False stays at the start, for comparison."""
+    """Change the hold linearly in env steps; False keeps the start value, for comparison."""
     action_hold_fraction: float = option(1.0, above=0, at_most=1)
-    """Share of the run after which the end is reached."""
+    """Fraction of total_timesteps after which the end value is reached."""
     action_hold_random: list[float] | None = option(None, at_least=0)
-    """LOW HIGH: hold each action for a random time within these seconds, drawn for every decision and env."""
+    """LOW HIGH: hold each action for a random time in this range (seconds), drawn per action and env."""
 
     @property
     def holds_actions(self) -> bool:
-        """Whether any option asks for a hold; in env steps it may still come to one."""
+        """Whether a hold is set; rounded to env steps it may still be 1."""
         given = (self.action_hold_start_seconds, self.action_hold_random)
         return bool(self.action_hold_seconds) or any(value is not None for value in given)
 
 
 @dataclass
 class EnvKeywords:
-    """Keywords of single envs that can be given like options: `--rom FILE` for `--env-kwargs '{rom: FILE}'`."""
+    """Env keyword arguments with a flag of their own: `--rom FILE` is `--env-kwargs '{rom: FILE}'`."""
 
     rom: str | None = bookkeeping(None)
-    """The game file of Super Mario Bros. None: $PROXIMA_MARIO_ROM, or an installed package that carries it."""
+    """ROM file of Super Mario Bros. None: $PROXIMA_MARIO_ROM, or the ROM of an installed gym-super-mario-bros."""
 
 
 @dataclass
@@ -89,11 +89,11 @@ class PolicyOptions:
     """The networks and the action distribution."""
 
     hidden_sizes: list[int] = fixed([64, 64], at_least=1, at_most=65_536)
-    """Widths of the hidden layers, [] for none. If recurrent: of the MLPs after the recurrent layers."""
+    """Widths of the hidden layers, [] for none. In a recurrent policy: of the MLPs after the recurrent layers."""
     activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = fixed("tanh")
-    """Nonlinearity between the layers."""
+    """Activation function of the hidden layers."""
     share_trunk: Literal["auto", "on", "off"] = fixed("auto")
-    """One trunk (encoders, recurrent layers) for actor and critic, or one each. auto: one for images or if recurrent."""
+    """Share encoders and recurrent layers between actor and critic. auto: on for images and recurrent policies."""
     rnn: Literal["none", "gru", "lstm"] = fixed("none", aliases=["memory"])
     """Recurrent layers between the encoders and the hidden layers."""
     rnn_size: int = fixed(256, aliases=["memory_size"], at_least=1, at_most=65_536)
@@ -101,37 +101,37 @@ class PolicyOptions:
     rnn_layers: int = fixed(1, aliases=["memory_layers"], at_least=1, at_most=16)
     """Number of recurrent layers."""
     encoders: dict[str, Any] = fixed({})
-    """What becomes of a key of the observation, such as '{scandots: {widths: [128, 32]}, mass: {use: critic}}'."""
+    """Encoders of observation keys, for example '{scandots: {widths: [128, 32]}, mass: {use: critic}}'."""
     cnn_features: int = fixed(256, at_least=1, at_most=65_536)
-    """Features that the convolutional encoder makes of an image key."""
+    """Output features of the CNN that encodes an image."""
     orthogonal_init: bool = fixed(True)
-    """Orthogonal weights with gains sqrt(2), 0.01 for the action head and 1 for the value head."""
+    """Orthogonal initialisation with gain sqrt(2), 0.01 for the action head and 1 for the value head."""
     distribution: Literal["auto", "gaussian", "tanh_gaussian", "beta"] = fixed("auto")
-    """Distribution for Box actions (auto: gaussian). Discrete kinds follow from the action space."""
+    """Distribution of Box actions; auto: gaussian. For all other action spaces it follows from the space."""
     std_mode: Literal["learned", "fixed", "state"] = fixed("learned")
-    """Standard deviation of a Gaussian: one learned vector, fixed, or computed from the observation."""
+    """Std of a Gaussian policy: one learned vector, fixed, or a network output that depends on the observation."""
     initial_std: float = fixed(1.0, above=0)
-    """Standard deviation at the start (for good where it is fixed), in units of the scaled action."""
+    """Std at the start of training, in units of the scaled action; with std_mode fixed, throughout."""
     min_std: float = fixed(0.01, above=0)
-    """Smallest standard deviation that the policy may reach."""
+    """Lower bound of the std."""
     max_std: float = fixed(4.0, above=0)
-    """Largest standard deviation that the policy may reach."""
+    """Upper bound of the std."""
     scale_actions: bool = fixed(True)
-    """Let -1..1 of a Gaussian policy span the bounds of the action space; it is clipped to the bounds either way."""
+    """Map -1..1 of a Gaussian policy to the bounds of the action space; actions are clipped to them either way."""
 
 
 @dataclass
 class AlgorithmOptions:
-    """The algorithm, and what all of them have."""
+    """The algorithm, and the options that all algorithms share."""
 
     algorithm: Literal["PPO", "DQN"] = fixed("PPO")
-    """PPO, or DQN for Discrete actions; each has a section of its own."""
+    """PPO, or DQN for Discrete actions; each has its own section of options."""
     gamma: float = option(0.99, at_least=0, at_most=1)
-    """Discount factor of one env step."""
+    """Discount factor per env step."""
     smdp: bool = option(True)
-    """Discount held actions by the env steps they took; False takes gamma per decision and plain sums of rewards."""
+    """Discount held actions by the env steps they took; False: by gamma per action, with undiscounted reward sums."""
     minibatch_size: int = option(64, aliases=["mini_batch_size", "batch_size"], at_least=1)
-    """Samples in a minibatch; of a recurrent policy, sequences."""
+    """Samples per minibatch; with a recurrent policy, sequences per minibatch."""
 
 
 @dataclass
@@ -139,27 +139,27 @@ class PPOOptions:
     """Proximal policy optimisation."""
 
     num_steps: int = option(256, aliases=["n_steps"], at_least=1, at_most=10_000_000)
-    """Decisions per env and iteration: env steps, unless actions are held."""
+    """Policy steps per env and rollout; one policy step is one env step, unless actions are held."""
     update_epochs: int = option(10, aliases=["epochs", "n_epochs"], at_least=1)
-    """Passes over the batch in each iteration."""
+    """Passes over each rollout."""
     bptt_length: int = option(24, at_least=1)
-    """Truncated backpropagation through time: steps in a training sequence of a recurrent policy."""
+    """Steps per training sequence of a recurrent policy (truncated backpropagation through time)."""
     gae_lambda: float = option(0.95, at_least=0, at_most=1)
-    """Lambda of generalised advantage estimation: 0 trusts the critic, 1 the returns."""
+    """Lambda of GAE: 0 uses one-step TD errors (low variance), 1 full returns (low bias)."""
     clip_range: float = option(0.2, aliases=["clip_epsilon", "clip_coef"], above=0)
-    """How far the probability ratio may move from 1 before its gradient is cut."""
+    """Clip the probability ratio to 1 +/- this in the surrogate objective."""
     clip_value_loss: bool = option(False, aliases=["value_clipping", "clip_vloss"])
-    """Also limit how far the value moves from its old prediction, by clip_range."""
+    """Also clip the change of the value prediction to +/- clip_range."""
     value_loss_coef: float = option(0.5, aliases=["vf_coef"], at_least=0)
     """Weight of the value loss (half the mean squared error)."""
     entropy_coef: float = option(0.0, aliases=["ent_coef"], at_least=0)
     """Weight of the entropy bonus."""
     normalize_advantage: Literal["minibatch", "batch", "off"] = option("minibatch")
-    """Scale advantages to mean 0 and deviation 1: in each minibatch, once over the batch, or not at all."""
+    """Normalise advantages to mean 0 and std 1: per minibatch, once over the batch, or not at all."""
     recompute_advantage: bool = option(False)
     """Recompute values and advantages with the current critic before every epoch."""
     target_kl: float | None = option(None, above=0)
-    """End the update after an epoch whose approximate KL from the old policy exceeds this."""
+    """Stop the update after an epoch whose approximate KL from the old policy exceeds this. None: never."""
 
 
 @dataclass
@@ -167,25 +167,25 @@ class DQNOptions:
     """Deep Q-learning."""
 
     buffer_size: int = option(100_000, at_least=1)
-    """Decisions that the replay holds, over all envs; each frame of an image is stored once."""
+    """Transitions in the replay buffer, over all envs; each image frame is stored once."""
     learning_starts: int = option(10_000, at_least=1)
-    """Decisions in the replay before learning begins."""
+    """Transitions in the replay buffer before learning starts."""
     train_freq: int = option(4, at_least=1)
-    """Decisions, over all envs, for each optimizer step."""
+    """Transitions, over all envs, per optimizer step."""
     target_update_every: int = option(10_000, aliases=["target_update_interval"], at_least=1)
-    """Decisions between copies of the weights into the target network."""
+    """Transitions between copies of the weights to the target network."""
     double_q: bool = option(True, aliases=["double_dqn"])
-    """Let the online network choose the next action and the target network value it (van Hasselt et al. 2016)."""
+    """Double DQN (van Hasselt et al. 2016): the online network selects the next action, the target network rates it."""
     return_steps: int = option(1, aliases=["n_step"], at_least=1)
-    """Rewards that are summed before the target network's value takes over."""
+    """n of n-step returns: rewards summed before bootstrapping from the target network."""
     exploration_start: float = option(1.0, aliases=["exploration_initial_eps"], at_least=0, at_most=1)
-    """Share of random actions at the start."""
+    """Epsilon (probability of a random action) at the start."""
     exploration_end: float = option(0.05, aliases=["exploration_final_eps"], at_least=0, at_most=1)
-    """And at the end."""
+    """Epsilon at the end of its schedule."""
     exploration_fraction: float = option(0.1, above=0, at_most=1)
-    """Share of the run after which the end is reached, linearly."""
+    """Fraction of total_timesteps over which epsilon decreases linearly."""
     iteration_steps: int = option(1_000, at_least=1)
-    """Decisions of an iteration, over all envs: from one line of metrics to the next."""
+    """Transitions per iteration, over all envs: metrics are written once per iteration."""
 
 
 @dataclass
@@ -197,78 +197,78 @@ class OptimizerOptions:
     learning_rate: float = option(3e-4, aliases=["lr"], above=0)
     """Learning rate at the start."""
     lr_schedule: Literal["constant", "linear", "cosine", "adaptive"] = option("linear")
-    """constant; linear to 0; cosine to 10 %; or adaptive: follow the measured KL towards desired_kl."""
+    """constant; linear: to 0; cosine: to 10 %; adaptive: adjusted to keep the KL near desired_kl."""
     desired_kl: float = option(0.01, above=0)
-    """KL an epoch that the adaptive learning rate aims at."""
+    """Target KL per epoch of the adaptive learning rate."""
     weight_decay: float = option(0.0, at_least=0)
-    """Weight decay; only adamw has one."""
+    """Weight decay; needs optimizer adamw."""
     adam_eps: float = option(1e-5, above=0)
     """Epsilon of Adam."""
     max_grad_norm: float | None = option(0.5, above=0)
-    """Largest norm of the gradient; None does not clip."""
+    """Clip the gradient to this norm. None: no clipping."""
     gradient_accumulation: int = option(1, at_least=1)
     """Minibatches whose gradients are averaged into one optimizer step."""
     precision: Literal["fp32", "bf16", "fp16"] = option("fp32")
-    """Arithmetic of the networks in the update; bf16 needs a GPU or a CPU that has it, fp16 a GPU."""
+    """Precision of the networks in the update; bf16 needs a GPU or a CPU with bf16 instructions, fp16 a GPU."""
 
 
 @dataclass
 class NormalizeOptions:
-    """Running normalisation; its statistics travel with the policy."""
+    """Running normalisation; the statistics are saved with the policy."""
 
     normalize_obs: bool = fixed(True)
-    """Scale observations (images aside) by their running mean and deviation."""
+    """Normalise observations, except images, by their running mean and std."""
     clip_obs: float = option(10.0, above=0)
-    """Largest absolute normalised observation."""
+    """Clip normalised observations to +/- this."""
     normalize_reward: bool = option(True)
-    """Divide rewards by the running deviation of the discounted return; DQN takes them as they are."""
+    """Divide rewards by the running std of the discounted return; PPO only."""
     clip_reward: float = option(10.0, above=0)
-    """Largest absolute normalised reward."""
+    """Clip normalised rewards to +/- this."""
 
 
 @dataclass
 class CheckpointOptions:
-    """What is kept on disk besides the metrics."""
+    """Checkpoints."""
 
     save_checkpoint: bool = bookkeeping(True)
-    """Write checkpoints: at the end, at Ctrl-C or SIGTERM, and as often as the next two say."""
+    """Write checkpoints: at the end, on Ctrl-C or SIGTERM, and every checkpoint_freq steps and checkpoint_minutes."""
     checkpoint_freq: int = bookkeeping(0, at_least=0)
-    """Env steps between checkpoints; 0 writes none of these."""
+    """Env steps between checkpoints; 0: not by steps."""
     checkpoint_minutes: float = bookkeeping(10.0, at_least=0)
-    """Minutes between checkpoints; 0 writes none of these."""
+    """Minutes between checkpoints; 0: not by time."""
     save_optimizer: bool = bookkeeping(True)
-    """Also save what a resume needs; without it a checkpoint serves inference only."""
+    """Also save optimizer and training state, which a resume needs; False: checkpoints for inference only."""
     keep_checkpoints: int = bookkeeping(3, at_least=1)
-    """Newest checkpoints of a run that are kept; the one with the best return is kept as well."""
+    """Number of newest checkpoints to keep, besides the one with the best return."""
     save_replay: bool = bookkeeping(False)
-    """Also save DQN's replay, gigabytes perhaps: without it a resume fills a new one first, and is not exact."""
+    """Also save DQN's replay buffer (can be gigabytes); without it a resume refills the buffer and is not exact."""
     auto_resume: bool = bookkeeping(False)
-    """Go on with the run of this name that has the most steps, if there is one: for jobs that may be preempted."""
+    """Resume the run of this name with the most steps, or start one if there is none: for preemptible jobs."""
 
 
 @dataclass
 class EvaluationOptions:
-    """How the policy is looked at while it learns."""
+    """Periodic evaluation and videos; they do not affect training."""
 
     eval_every: int = option(0, at_least=0, compared=False)
-    """Env steps between evaluations on separate envs; 0 makes none. The checkpoint of the best is kept."""
+    """Env steps between evaluations, on separate envs; 0: none. The checkpoint with the best evaluation is kept."""
     eval_episodes: int = option(10, at_least=1, compared=False)
-    """Deterministic episodes of an evaluation."""
+    """Episodes per evaluation, with deterministic actions."""
     record_every: int = option(0, at_least=0, compared=False)
-    """Env steps between videos in the run's videos/; 0 makes none."""
+    """Env steps between videos, written to the run's videos/; 0: none."""
     video_length: int | None = option(None, at_least=1, compared=False)
-    """Env steps of such a video. None: one episode."""
+    """Env steps per video. None: one episode."""
 
 
 @dataclass
 class TrackOptions:
-    """What a run shows and writes."""
+    """Logging."""
 
     tensorboard: bool = bookkeeping(True)
     """Write TensorBoard events to the run's tb/ folder."""
     progress: bool = bookkeeping(True)
-    """Show a progress bar; without a terminal, a line now and then."""
+    """Show a progress bar; without a terminal, print a line from time to time."""
     log_every: int = bookkeeping(0, at_least=0)
-    """Print the table of metrics every so many iterations; 0 prints it only at the end."""
+    """Iterations between printed tables of metrics; 0: only at the end."""
     quiet: bool = bookkeeping(False)
     """Show warnings and errors only: no progress, no tables, no summary."""

@@ -1,7 +1,7 @@
-"""YAML that may come from anywhere: read with limits on size, depth and expansion, so that no file can hang a command.
+"""Reads untrusted YAML, with limits on size, depth and expansion so that no file can hang a command.
 
-PyYAML's safe loader executes nothing, but it recurses as deep as the text nests, and merges of aliases grow
-exponentially ("billion laughs").
+PyYAML's safe loader executes nothing, but it recurses as deep as the document nests, and expands aliases, which can
+grow exponentially ("billion laughs").
 """
 
 from pathlib import Path
@@ -14,20 +14,20 @@ from proxima.errors import UsageError
 MAX_BYTES = 4 * 2**20
 MAX_DEPTH = 50
 MAX_NODES = 200_000
-"""Values of a document, those behind an alias counted each time."""
+"""Values in a document; those behind an alias count at each use."""
 MAX_DIGITS = 1000
-"""Of a number; PyYAML takes quadratic time for one in base 60, which `1:30:00` is."""
+"""Digits of a number: PyYAML parses base-60 numbers (`1:30:00`) in quadratic time."""
 _OF_NUMBERS = "0123456789abcdefABCDEFx_:+-."
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_yaml(path: Path, *, what: str) -> Any:
-    """The content of a YAML file; a UsageError that begins with `what` and the path where it cannot be had."""
+    """The content of a YAML file; errors are UsageErrors that begin with `what` and the path."""
     try:
-        if path.exists() and not path.is_file():  # a FIFO would wait for ever
+        if path.exists() and not path.is_file():  # reading a FIFO would block forever
             raise UsageError(f"{what} {path} is not a regular file.")
         if (size := path.stat().st_size) > MAX_BYTES:
-            raise UsageError(f"{what} {path} has {size:,} bytes, and at most {MAX_BYTES:,} are read.")
+            raise UsageError(f"{what} {path} has {size:,} bytes, but the limit is {MAX_BYTES:,}.")
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"{what} {path} is not UTF-8 text: {error.reason} at byte {error.start}.") from None
@@ -39,9 +39,9 @@ def read_yaml(path: Path, *, what: str) -> Any:
 
 
 def parse_yaml(text: str, *, source: str) -> Any:
-    """The content of a YAML text; a UsageError that begins with `source` where it is not valid or too large."""
+    """The content of a YAML text; errors are UsageErrors that begin with `source`."""
     if len(text) > MAX_BYTES:
-        raise UsageError(f"{source} has {len(text):,} characters, and at most {MAX_BYTES:,} are read.")
+        raise UsageError(f"{source} has {len(text):,} characters, but the limit is {MAX_BYTES:,}.")
     try:
         _check_limits(text, source)
         return yaml.load(text, Loader=_LOADER)
@@ -57,7 +57,7 @@ def parse_yaml(text: str, *, source: str) -> Any:
 
 
 def _check_limits(text: str, source: str) -> None:
-    """Walk over the parser's events, which neither nest nor expand anything."""
+    """Check the limits on the stream of parser events, in which nothing is nested or expanded yet."""
     nodes = 0
     sizes: dict[str | None, int] = {}  # of the collections with an anchor
     open_nodes: list[tuple[str | None, int]] = []  # anchor of each open collection, and the count at its start
@@ -75,8 +75,8 @@ def _check_limits(text: str, source: str) -> None:
         elif isinstance(event, yaml.ScalarEvent):
             nodes += 1
             if len(event.value) > MAX_DIGITS and not event.value.strip(_OF_NUMBERS):
-                raise UsageError(f"{source} has a number that cannot be read: of more than {MAX_DIGITS:,} digits.")
+                raise UsageError(f"{source} has a number of more than {MAX_DIGITS:,} digits: it cannot be read.")
         if len(open_nodes) > MAX_DEPTH:
             raise UsageError(f"{source} nests deeper than {MAX_DEPTH} levels.")
         if nodes > MAX_NODES:
-            raise UsageError(f"{source} has more than {MAX_NODES:,} values.")
+            raise UsageError(f"{source} has more than {MAX_NODES:,} values, which is the limit.")

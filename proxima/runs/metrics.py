@@ -1,7 +1,7 @@
-"""Every metric that a run writes: its name, its group in TensorBoard, what it means and what to do about it.
+"""Every metric that a run writes: name, TensorBoard group, meaning, healthy range.
 
-The writers take their tags from here, and `python -m proxima.runs.metrics docs/metrics.md` writes the tables of the
-documentation. Not here: how a metric is computed.
+The writers take their tags from here, and `python -m proxima.runs.metrics docs/metrics.md` updates the tables of the
+documentation.
 """
 
 import re
@@ -13,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric, or a family of them where the name has a part in angle brackets: `episode_<name>`."""
+    """One metric, or a family of metrics if its name contains `<name>`: `episode_<name>`."""
 
     name: str
     group: str
@@ -22,10 +22,10 @@ class Metric:
     unit: str = ""
     healthy: str = ""
     otherwise: str = ""
-    """What to do where it is not healthy."""
+    """What it means, and what to do, when it is not healthy."""
 
     def covers(self, name: str) -> bool:
-        """Whether a metric of this name is meant."""
+        """Whether `name` is this metric or a member of this family."""
         head, bracket, tail = self.name.partition("<name>")
         return name == self.name or bool(bracket and re.fullmatch(rf"{re.escape(head)}.+{re.escape(tail)}", name))
 
@@ -33,82 +33,65 @@ class Metric:
 TABLES = {
     "progress": (
         Metric("iteration", "", "rollouts collected and learned from"),
-        Metric("global_step", "", "env steps so far, over all envs", healthy="the axis to compare runs on"),
-        Metric("wall_time", "speed", "since training started", unit="s"),
+        Metric("global_step", "", "so far, over all envs", unit="env steps", healthy="the axis to compare runs on"),
+        Metric("wall_time", "speed", "time since training started", unit="s"),
         Metric("episodes", "episodes", "episodes finished so far"),
-        Metric(
-            "episode_return",
-            "episodes",
-            "undiscounted sum of raw rewards, mean of the last 100 finished episodes",
-            healthy="rises",
-        ),
-        Metric("episode_return_min", "episodes", "worst of these 100", otherwise="far below the best: brittle"),
-        Metric("episode_return_max", "episodes", "best of these 100"),
+        Metric("episode_return", "episodes", "undiscounted raw return, mean of the last 100 episodes", healthy="rises"),
+        Metric("episode_return_min", "episodes", "lowest of these 100", otherwise="far below the mean: not robust"),
+        Metric("episode_return_max", "episodes", "highest of these 100"),
         Metric(
             "episode_length",
             "episodes",
-            "length of these episodes, mean",
+            "mean length of these 100 episodes",
             unit="env steps",
-            healthy="rises where falling ends an episode",
+            healthy="rises in tasks where falling ends the episode",
         ),
-        Metric("episode_length_min", "episodes", "the shortest", unit="env steps"),
-        Metric("episode_length_max", "episodes", "the longest", unit="env steps"),
+        Metric("episode_length_min", "episodes", "shortest of these 100", unit="env steps"),
+        Metric("episode_length_max", "episodes", "longest of these 100", unit="env steps"),
         Metric(
             "episode_success",
             "episodes",
-            "share of these episodes that the env reports as a success (`is_success` or `success` in its `info`); only "
-            "from the first report on",
+            "success rate of these 100 (`is_success` or `success` in the env's `info`); written from the first time "
+            "the env reports it",
             healthy="rises",
         ),
-        Metric(
-            "episode_<name>",
-            "episodes",
-            "mean over these episodes of each number that the env names in `episode_info`",
-        ),
+        Metric("episode_<name>", "episodes", "mean over these 100 of each number that the env lists in `episode_info`"),
         Metric(
             "worker_restarts",
             "faults",
-            "env workers or envs that died and were replaced (sync and async)",
+            "env workers or envs that crashed and were replaced (sync and async)",
             healthy="0",
-            otherwise="read the log",
+            otherwise="the log has the traceback",
         ),
     ),
     "held actions": (
-        Metric(
-            "action_hold_seconds",
-            "hold",
-            "the hold of this iteration as the options say it; the middle of the range where it is random",
-            unit="s",
-        ),
-        Metric(
-            "action_hold_steps",
-            "hold",
-            "the same, rounded to env steps; the end of an episode cuts a hold short",
-            unit="env steps",
-        ),
-        Metric("decisions", "hold", "actions chosen so far, over all envs; `global_step` counts their env steps"),
-        Metric("decisions_per_second", "hold", "actions chosen since training started, updates included", unit="1/s"),
+        Metric("action_hold_seconds", "hold", "hold in this iteration; if random, the middle of its range", unit="s"),
+        Metric("action_hold_steps", "hold", "the same in env steps; ends of episodes cut it short", unit="env steps"),
+        Metric("decisions", "hold", "policy steps (actions chosen) so far, over all envs"),
+        Metric("decisions_per_second", "hold", "policy steps per second since training started", unit="1/s"),
     ),
     "evaluation": (
-        Metric("eval_return", "eval", "undiscounted return, mean over the episodes of the evaluation", healthy="rises"),
-        Metric("eval_return_std", "eval", "standard deviation over these episodes"),
-        Metric("eval_length", "eval", "mean length", unit="env steps"),
-        Metric("eval_success", "eval", "share of successes, where the env reports them", healthy="rises"),
-        Metric("eval_<name>", "eval", "mean of each number that the env names in `episode_info`"),
+        Metric("eval_return", "eval", "undiscounted return, mean over the episodes", healthy="rises"),
+        Metric("eval_return_std", "eval", "std of the return over the episodes"),
+        Metric("eval_length", "eval", "mean episode length", unit="env steps"),
+        Metric("eval_success", "eval", "success rate, if the env reports successes", healthy="rises"),
+        Metric("eval_<name>", "eval", "mean of each number that the env lists in `episode_info`"),
     ),
     "speed": (
-        Metric("steps_per_second", "speed", "env steps since training started, updates included", unit="1/s"),
-        Metric("collect_seconds", "speed", "stepping the envs with the policy", unit="s"),
+        Metric(
+            "steps_per_second", "speed", "env steps per second since training started, updates included", unit="1/s"
+        ),
+        Metric("collect_seconds", "speed", "collecting the rollout: env steps and policy steps", unit="s"),
         Metric("advantage_seconds", "speed", "PPO: values, log-probabilities and advantages of the rollout", unit="s"),
-        Metric("store_seconds", "speed", "DQN: writing experience into the replay", unit="s"),
+        Metric("store_seconds", "speed", "DQN: writing transitions to the replay buffer", unit="s"),
         Metric("update_seconds", "speed", "optimizer steps; the first update includes compilation", unit="s"),
     ),
     "learning": (
         Metric(
             "gradient_norm",
             "update",
-            "before clipping to `max_grad_norm`",
-            healthy="steady",
+            "norm of the gradient before clipping to `max_grad_norm`",
+            healthy="stable",
             otherwise="rises by orders of magnitude: unstable, lower `learning_rate`",
         ),
         Metric("learning_rate", "update", "at the end of the iteration", healthy="follows its schedule"),
@@ -117,20 +100,20 @@ TABLES = {
         Metric(
             "policy_loss",
             "losses",
-            "the clipped surrogate, negated",
-            healthy="small, negative; its size says little",
+            "negative clipped surrogate objective",
+            healthy="slightly negative; its size says little",
         ),
         Metric(
             "value_loss",
             "losses",
-            "half the squared error of the critic, on normalised rewards",
+            "half the mean squared error of the critic, in units of the normalised reward",
             healthy="falls, then follows the returns",
-            otherwise="grows without end: lower `learning_rate`",
+            otherwise="keeps growing: lower `learning_rate`",
         ),
         Metric(
             "entropy",
             "losses",
-            "of the action distribution; may be negative for continuous actions",
+            "entropy of the action distribution; can be negative for continuous actions",
             unit="nats",
             healthy="falls slowly",
             otherwise="collapses early: raise `entropy_coef` or `initial_std`",
@@ -138,7 +121,7 @@ TABLES = {
         Metric(
             "approx_kl",
             "update",
-            "KL(old policy to new), estimated as mean(ratio - 1 - log ratio)",
+            "KL(old policy, new policy), estimated as mean(ratio - 1 - log ratio)",
             unit="nats",
             healthy="0.003 to 0.05",
             otherwise="above 0.1: lower `learning_rate` or `update_epochs`, or set `target_kl`",
@@ -146,64 +129,63 @@ TABLES = {
         Metric(
             "clip_fraction",
             "update",
-            "share of samples whose probability ratio left 1 ± `clip_range`",
+            "fraction of samples whose probability ratio is outside 1 ± `clip_range`",
             healthy="0.05 to 0.3",
-            otherwise="above 0.5: as for `approx_kl`; 0: the policy hardly learns",
+            otherwise="above 0.5: as for `approx_kl`; 0: the policy hardly changes",
         ),
         Metric(
             "explained_variance",
             "update",
             "1 - Var(return - value) / Var(return), before the update",
-            healthy="above 0.7 once learning is under way",
-            otherwise="near or below 0: the critic predicts nothing; raise `value_loss_coef` or look at the reward's "
-            "scale",
+            healthy="above 0.7 after the first phase of learning",
+            otherwise="near or below 0: the critic predicts nothing; raise `value_loss_coef`, check the reward scale",
         ),
         Metric(
             "epochs",
             "update",
-            "passes over the batch that were made",
+            "passes over the rollout in this update",
             healthy="`update_epochs`",
-            otherwise="fewer: `target_kl` ended the update early",
+            otherwise="fewer: `target_kl` stopped the update early",
         ),
     ),
     "DQN": (
         Metric(
             "q_loss",
             "losses",
-            "Huber loss of the action values",
+            "Huber loss of the Q-values",
             healthy="near or below 1; rises with the returns",
-            otherwise="far above: scale the rewards down, since Huber's gradient stops growing at errors of 1",
+            otherwise="far above: scale the rewards down, since the Huber gradient is constant for errors above 1",
         ),
-        Metric("td_error", "update", "mean absolute TD error, which `q_loss` is made of"),
+        Metric("td_error", "update", "mean absolute TD error of the minibatches"),
         Metric(
             "q_mean",
             "update",
-            "mean value of the actions in the minibatches",
+            "mean Q-value of the actions in the minibatches",
             healthy="approaches the discounted returns",
             otherwise="far above them: keep `double_q`, raise `target_update_every`, try `return_steps` 3",
         ),
-        Metric("epsilon", "update", "share of random actions", healthy="follows its schedule"),
-        Metric("replay_size", "update", "transitions in the replay", healthy="grows to `buffer_size`"),
+        Metric("epsilon", "update", "probability of a random action", healthy="follows its schedule"),
+        Metric("replay_size", "update", "transitions in the replay buffer", healthy="grows to `buffer_size`"),
     ),
 }
-"""By the part of the documentation that shows them."""
+"""By section of docs/metrics.md."""
 _COLUMNS = ("meaning", "unit", "healthy", "otherwise")
 _TABLE = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def all_metrics() -> list[Metric]:
-    """Every metric; families come after those that have a name of their own."""
+    """Every metric, families last."""
     return sorted((metric for table in TABLES.values() for metric in table), key=lambda metric: "<" in metric.name)
 
 
 @cache
 def find_metric(name: str) -> Metric | None:
-    """What a written metric is; None for one that is not ours, such as that of a user's own algorithm."""
+    """The metric with this name; None if it is not in the tables, for example one of a user's algorithm."""
     return next((metric for metric in all_metrics() if metric.covers(name)), None)
 
 
 def tag(name: str) -> str | None:
-    """The name of a metric in TensorBoard, with its group in front; None for the axis itself."""
+    """The TensorBoard tag, `group/name`; None for the x-axes `iteration` and `global_step`."""
     metric = find_metric(name)
     if metric is None:
         return f"update/{name}"
@@ -211,12 +193,12 @@ def tag(name: str) -> str | None:
 
 
 def with_tables(page: str) -> str:
-    """The page with each of its tables, between `<!-- table: NAME -->` and `<!-- end -->`, as it is here."""
+    """The page with its tables, between `<!-- table: NAME -->` and `<!-- end -->`, updated."""
     return _TABLE.sub(lambda match: match[1] + markdown(TABLES[match[2]]) + match[3], page)
 
 
 def markdown(metrics: tuple[Metric, ...]) -> str:
-    """One table, without the columns that are empty."""
+    """One table, without empty columns."""
     columns = [name for name in _COLUMNS if any(getattr(metric, name) for metric in metrics)]
     rows = [["name", "TensorBoard", *columns], ["---"] * (2 + len(columns))]
     for metric in metrics:

@@ -124,7 +124,7 @@ def test_bad_values_are_named(overrides: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"minibatch_size": 20_000}, "minibatch_size is 20000, but an iteration has only 16384 samples"),
+        ({"minibatch_size": 20_000}, "minibatch_size is 20000, but a rollout has only 16384 samples"),
         ({"gradient_accumulation": 257}, "an epoch has only 256 minibatches"),
         ({"initial_std": 9.0}, "between min_std 0.01 and max_std 4"),
         ({"weight_decay": 0.1}, "use optimizer adamw"),
@@ -149,7 +149,7 @@ def test_contradictions_are_named(overrides: dict[str, Any], message: str) -> No
 
 def test_a_batch_that_does_not_divide_is_announced() -> None:
     (notice,) = load_config(None, {"num_envs": 1, "num_steps": 100}).validate()
-    assert notice == ("100 samples do not divide into minibatches of 64: each epoch uses 2 of 50 to 50 samples.")
+    assert notice == "100 samples cannot be divided evenly into minibatches of 64: each epoch has 2 of at most 50."
 
 
 def test_of_a_recurrent_policy_minibatches_are_of_sequences() -> None:
