@@ -24,7 +24,18 @@ from proxima.errors import ProximaError, UsageError
 _RESUME_ALIASES = ("--resume-from", "--resume", "--checkpoint")
 # Shown by `train --help`; `--help-all` shows every option.
 _COMMON_OPTIONS = {
-    *("env", "num_envs", "total_timesteps", "name", "seed", "device", "algorithm", "learning_rate", "lr_schedule"),
+    *(
+        "env",
+        "preset",
+        "num_envs",
+        "total_timesteps",
+        "name",
+        "seed",
+        "device",
+        "algorithm",
+        "learning_rate",
+        "lr_schedule",
+    ),
     *("num_steps", "minibatch_size", "update_epochs", "gamma", "entropy_coef", "hidden_sizes", "rnn"),
     *("eval_every", "record_every", "checkpoint_minutes", "auto_resume", "quiet"),
 }
@@ -111,7 +122,8 @@ def _parser(*, all_help: bool = False) -> Parser:
         _train,
         "train a policy",
         usage="proxima train [--config FILE] [--resume-from PATH] [options]",
-        description="Train a policy. Flags override the config file, which overrides the defaults.",
+        description="Train a policy. Flags override the config file, or the preset for the env; these override defaults "
+        "that suit the env. `proxima presets` lists the presets.",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
     )
     train.add_argument(
@@ -129,7 +141,7 @@ def _parser(*, all_help: bool = False) -> Parser:
     )
     bench.add_argument("--seconds", type=float, default=10.0, help="how long to train (default: 10)")
     for command in (train, bench):
-        command.add_argument("--config", metavar="FILE", help="YAML file with options, e.g. configs/halfcheetah.yaml")
+        command.add_argument("--config", metavar="FILE", help="YAML file with options, or the name of a preset")
         _add_options(command, all_help)
 
     resume = add("resume", _train, "continue a run from its newest checkpoint")
@@ -165,6 +177,10 @@ def _parser(*, all_help: bool = False) -> Parser:
 
     envs = add("envs", _envs, "list the envs that can be trained, and their back ends")
     envs.add_argument("filter", nargs="?", default="", help="show only ids that contain this")
+
+    presets = add("presets", _presets, "list the presets: settings that are known to learn, by env")
+    presets.add_argument("action", nargs="?", choices=("show",), help="print a preset, to start a config file from")
+    presets.add_argument("name", nargs="?", help="the preset to print")
 
     completion = add(
         "completion",
@@ -352,6 +368,21 @@ def _envs(arguments: argparse.Namespace) -> int:
     print(f"{'id':<{width}}  {'--vec-env-mode':<18}  status")
     for row in rows:
         print(f"{row.id:<{width}}  {', '.join(row.backends):<18}  {row.status}")
+    return 0
+
+
+def _presets(arguments: argparse.Namespace) -> int:
+    from proxima.config.presets import all_presets
+
+    presets = all_presets()
+    if arguments.action is None:
+        width = max(map(len, presets))
+        for name, preset in presets.items():
+            print(f"{name:<{width}}  {preset.algorithm}  {', '.join(preset.envs) or '(by name)'}: {preset.reaches}")
+        return 0
+    if arguments.name not in presets:
+        raise UsageError(f"there is no preset {arguments.name!r}; `proxima presets` lists them.")
+    print(presets[arguments.name].text, end="")
     return 0
 
 

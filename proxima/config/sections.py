@@ -23,7 +23,7 @@ class RunOptions:
     name: str | None = bookkeeping(None)
     """Name of the run, written to runs/NAME/DATE_TIME. None: the env id."""
     preset: str = bookkeeping("auto")
-    """Settings to start from (`proxima presets`): a NAME, none, or auto: the one for the env, unless --config is given."""
+    """Settings to start from: a name (`proxima presets`), none, or auto: those for the env (unless --config)."""
     total_timesteps: int = option(1_000_000, at_least=1, at_most=10**15, resume="free")
     """Env steps to train for, over all envs; the last iteration is always completed."""
     seed: int = fixed(1, at_least=0, below=2**31, compared=False)

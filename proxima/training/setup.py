@@ -34,6 +34,7 @@ class Parts:
     device: torch.device
     threads: "Threads"
     hold_schedule: HoldSchedule
+    traits: Traits
     defaults: dict[str, Any]
     """Options that were chosen to suit the env."""
     notices: list[str]
@@ -58,13 +59,16 @@ def build_parts(config: Config) -> Parts:
         spec = Spec.from_spaces(env.observation_space, env.action_space)
         images = has_images(spec)
         limit = config.env.max_episode_steps or find_spec(config.env.env).max_episode_steps
-        chosen, notices = settle(config, Traits(spec.action.kind != "box", images, limit))
+        traits = Traits(discrete=spec.action.kind != "box", images=images, time_limit=limit)
+        chosen, notices = settle(config, traits)
         device = choose_device(config, images=images or env.device.type == "cuda")
         check_precision(config, device)
         threads, wish = choose_threads(config, images=images), config.run.num_threads
         if wish is not None and wish > threads.learn:
             notices.append(f"num_threads is {wish}, but there are {threads.learn} cores: {threads.learn} are used.")
-        return Parts(config, env, spec, device, threads, HoldSchedule(config, env.step_seconds), chosen, notices)
+        return Parts(
+            config, env, spec, device, threads, HoldSchedule(config, env.step_seconds), traits, chosen, notices
+        )
     except BaseException:
         env.close()
         raise

@@ -14,7 +14,8 @@ from rich.console import Console
 
 from proxima.algorithms import ALGORITHMS, find_attribute
 from proxima.compiling import float32_by_default, freeze_garbage, process_settings_kept
-from proxima.config import Config, load_config
+from proxima.config import Config, all_presets, load_config
+from proxima.config.options import shown
 from proxima.errors import ProximaError, UsageError
 from proxima.evaluate.restored import restore_policy
 from proxima.nets.policy import Policy
@@ -219,14 +220,27 @@ class Trainer:
             raise
 
     def _announce(self) -> None:
+        if not self.lineage and (settings := self._settings()):
+            self._say(settings)
         for notice in self.notices:
             log.warning(notice)
         parameters = sum(p.numel() for p in self.policy.parameters())
+        self._say(
+            f"{self.config.env.env} on {self.source.text()}{parameters:,} parameters, {self.parts.device}, "
+            f"{self.machine_use()}, run {self.run_dir}"
+        )
+
+    def _say(self, line: str) -> None:
         with contextlib.suppress(OSError):  # standard error on a full disk, or a pipe that nobody reads any more
-            self.console.print(
-                f"{self.config.env.env} on {self.source.text()}{parameters:,} parameters, {self.parts.device}, "
-                f"{self.machine_use()}, run {self.run_dir}"
-            )
+            self.console.print(line, highlight=False)
+
+    def _settings(self) -> str:
+        """Where the options come from that nobody gave: a preset, or defaults that suit the env."""
+        name, chosen = self.config.run.preset, self.parts.defaults
+        if name != "none":
+            return f"Preset {name} ({all_presets()[name].reaches}); --preset none for plain defaults."
+        values = ", ".join(f"{option} {shown(value)}" for option, value in chosen.items())
+        return f"Defaults for {self.parts.traits}: {values}." if values else ""
 
     def machine_use(self) -> str:
         """Threads of each phase, and what is to be compiled, in a few words."""
