@@ -122,8 +122,8 @@ def _parser(*, all_help: bool = False) -> Parser:
         _train,
         "train a policy",
         usage="proxima train [--config FILE] [--resume-from PATH] [options]",
-        description="Train a policy. Flags override the config file, or the preset for the env; these override defaults "
-        "that suit the env. `proxima presets` lists the presets.",
+        description="Train a policy. Flags override the config file, or the preset for the env (`proxima presets`); "
+        "these override defaults that suit the env.",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
     )
     train.add_argument(
