@@ -211,9 +211,8 @@ def _add_options(parser: argparse.ArgumentParser, all_help: bool) -> None:
 def _add_flag(group: Any, option: Option, *, is_shown: bool) -> None:
     flag, *aliases = ["--" + name.replace("_", "-") for name in (option.name, *option.aliases)]
     default = " ".join(map(str, option.default)) if isinstance(option.default, list) else option.default
-    text = (
-        option.help + f" Also {', '.join(aliases)}." * bool(aliases) + f" (default: {default})" * (default is not None)
-    )
+    also = f" Also {', '.join(aliases)}." if aliases else ""
+    text = f"{option.help}{also} (default: {default})".replace("%", "%%")
     common: dict[str, Any] = {"dest": option.name, "default": argparse.SUPPRESS}
     hidden = common | {"help": argparse.SUPPRESS}
     extra: dict[str, Any] = {"metavar": _metavar(option)}
@@ -223,7 +222,7 @@ def _add_flag(group: Any, option: Option, *, is_shown: bool) -> None:
         group.add_argument(*negated, action="store_const", const="False", **hidden)
     elif option.is_list:
         extra |= {"nargs": "+"}
-    group.add_argument(flag, **(common | {"help": text.replace("%", "%%")} if is_shown else hidden), **extra)
+    group.add_argument(flag, **(common | {"help": text} if is_shown else hidden), **extra)
     if aliases:
         group.add_argument(*aliases, **hidden, **extra)
 
