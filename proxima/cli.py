@@ -295,7 +295,7 @@ def _run_training(config: str | None, resume_from: str | None, overrides: dict[s
 
 def _evaluate(arguments: argparse.Namespace) -> int:
     from proxima.evaluate.episodes import evaluate
-    from proxima.evaluate.video import record_checkpoint, watch_checkpoint
+    from proxima.evaluate.video import show_checkpoint
     from proxima.runs import checkpoint
 
     _hear_interrupts()
@@ -311,9 +311,9 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     if arguments.video_length is not None and not (arguments.record or arguments.render):
         raise UsageError("--video-length is the length of a video: add --record or --render.")
     if arguments.render:
-        watch_checkpoint(path, length=arguments.video_length, **chosen)
+        show_checkpoint(path, window=True, length=arguments.video_length, **chosen)
     if arguments.record:
-        video = record_checkpoint(path, length=arguments.video_length, **chosen)
+        video = show_checkpoint(path, length=arguments.video_length, **chosen)
         print(f"video {video}", file=sys.stderr if arguments.json else sys.stdout, flush=True)
     analyses = {"value": arguments.analyze_value, "policy": arguments.analyze_policy}
     evaluation = evaluate(path, episodes=arguments.episodes, trace=any(analyses.values()), **chosen)

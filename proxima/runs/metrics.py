@@ -33,7 +33,13 @@ class Metric:
 TABLES = {
     "progress": (
         Metric("iteration", "", "rollouts collected and learned from"),
-        Metric("global_step", "", "env steps so far, over all envs", healthy="the axis to compare runs on"),
+        Metric(
+            "global_step",
+            "",
+            "env steps so far, over all envs",
+            unit="env steps",
+            healthy="the axis to compare runs on",
+        ),
         Metric("wall_time", "speed", "since training started", unit="s"),
         Metric("episodes", "episodes", "episodes finished so far"),
         Metric(
@@ -208,6 +214,12 @@ def tag(name: str) -> str | None:
     if metric is None:
         return f"update/{name}"
     return f"{metric.group}/{name}" if metric.group else None
+
+
+def label(name: str) -> str:
+    """A metric on the axis or in the title of a figure: its name and unit."""
+    metric = find_metric(name)
+    return f"{name} ({metric.unit})" if metric and metric.unit else name
 
 
 def with_tables(page: str) -> str:

@@ -87,7 +87,7 @@ def test_discrete_choices() -> None:
         [episode([0.0] * len(a), [0.0] * len(a), action=a) for a in actions], ActionSpec("discrete", (3,))
     )
     assert found.discrete and found.roughness.tolist() == [0.5]  # two of three, none of one
-    assert "It changes its action in 50% of its decisions." in found.lines()
+    assert "It changes action 0 in 50% of its policy steps." in found.lines()
 
 
 @pytest.mark.slow
@@ -126,13 +126,13 @@ def test_words_fit_the_numbers() -> None:
     still = PolicyAnalysis.of(
         [episode([1.0] * 9, [1.0] * 9, action=np.ones((9, 1)))], ActionSpec("box", (1,), (-1.0,), (1.0,), shape=(1,))
     )
-    assert "stays at its bounds" in still.lines()[1] and not any("moves" in line for line in still.lines())
+    assert "stays at its bounds" in still.lines()[2] and not any("least" in line for line in still.lines())
     chosen = np.array([0, 0, 0, 1])
     discrete = PolicyAnalysis.of(
         [episode([1.0] * 4, [1.0] * 4, action=chosen)], ActionSpec("discrete", (3,), start=(5,), dtype="int64")
     )
     assert discrete.action.ravel().tolist() == [5, 5, 5, 6] and (discrete.low[0], discrete.high[0]) == (5, 7)
-    assert "Action 0 is 5 in 75%, 6 in 25% of its decisions." in discrete.lines()
+    assert "Action 0 is 5 in 75%, 6 in 25% of its policy steps." in discrete.lines()
 
 
 @pytest.mark.slow
@@ -149,13 +149,13 @@ def test_numbers_that_differ_by_rounding_alone_can_be_drawn(tmp_path: Path) -> N
 
 
 def test_changes_are_reported_by_dimension_and_not_as_a_mean_of_unlike_ones() -> None:
-    # One key changes in 54 % of the decisions and the other never: a mean of 27 % would be true of neither.
+    # One key changes in 54 % of the policy steps and the other never: a mean of 27 % would describe neither.
     first = np.cumsum([0] + [1] * 54 + [0] * 46) % 2
     action = np.stack([first, np.zeros(101, int)], axis=1)
     found = PolicyAnalysis.of([episode([0.0] * 101, [0.0] * 101, action=action)], ActionSpec("multi_binary", (2,)))
     text = "\n".join(found.lines())
     assert not any("27%" in line for line in found.lines() if "changes" in line)
-    assert "It changes action 0 in 54%, action 1 in 0% of its decisions." in text
+    assert "It changes action 0 in 54%, action 1 in 0% of its policy steps." in text
     wide = np.concatenate([action] + [np.zeros((101, 1), int)] * 9, axis=1)
     found = PolicyAnalysis.of([episode([0.0] * 101, [0.0] * 101, action=wide)], ActionSpec("multi_binary", (11,)))
     line = next(line for line in found.lines() if "changes" in line)
@@ -167,13 +167,13 @@ def test_shares_of_the_range_are_of_dimensions_that_have_one() -> None:
     action = np.stack([np.tile([-1.0, 1.0], 50), np.linspace(0.0, 9.0, 100), np.linspace(0.0, 0.1, 100)], axis=1)
     spec = ActionSpec("box", (3,), (-1.0, -inf, -1.0), (1.0, inf, 1.0))
     text = "\n".join(PolicyAnalysis.of([episode([0.0] * 100, [0.0] * 100, action=action)], spec).lines())
-    assert "most often action 0 (100% of its decisions), least often action 2 (0%)" in text
-    assert "most in action 0 (100.0% of its range), least in action 2 (0.1%)" in text
+    assert "at a bound: most action 0 (100%), least action 2 (0%)" in text
+    assert "of the range: most action 0 (100.0%), least action 2 (0.1%)" in text
     assert "rough" in text.lower()
     free = ActionSpec("box", (3,), (-inf,) * 3, (inf,) * 3)
     lines = PolicyAnalysis.of([episode([0.0] * 100, [0.0] * 100, action=action)], free).lines()
-    assert not any("at a bound" in line.lower() or "of its range" in line for line in lines)
-    assert any("most in action 0 (2.0 std)" in line for line in lines)
+    assert not any("at a bound" in line.lower() or "of the range" in line for line in lines)
+    assert any("most action 0 (2.0 std)" in line for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -182,8 +182,10 @@ def test_bad_input_is_one_line(tiny: Path, tmp_path: Path, monkeypatch: pytest.M
     refuses("format is 'onyx', but it must be one of onnx, torchscript", format="onyx")
     refuses("nowhere does not exist", tmp_path / "nowhere")
     refuses("holds no whole checkpoint", tmp_path / "empty")
-    refuses("empty is a folder: give --out the name of a file", out=tmp_path / "empty")
-    refuses("cannot write .*: the folder .*nowhere does not exist", out=tmp_path / "nowhere" / "policy.pt")
+    refuses("empty is a folder, and only a regular file is replaced: choose another name", out=tmp_path / "empty")
+    refuses(
+        r"cannot write .* \(No such file or directory\): choose another place", out=tmp_path / "nowhere" / "policy.pt"
+    )
     refuses("cannot write .*File name too long", out=tmp_path / ("x" * 300))
     refuses("cannot write .*Not a directory", out=tiny / "agent.pt" / "policy.pt")
     monkeypatch.setitem(sys.modules, "onnxscript", None)
@@ -214,7 +216,9 @@ def test_only_a_regular_file_is_replaced(tiny: Path, tmp_path: Path) -> None:
         server.bind(str(places[3]))
     modes = [path.lstat().st_mode for path in places]
     for place in places:
-        with pytest.raises(UsageError, match=r"is (a symbolic link|not a regular file)") as error:
+        with pytest.raises(
+            UsageError, match=r"is (a symbolic link|a special file), and only a regular file is replaced"
+        ) as error:
             export(tiny, format="torchscript", out=place)
         assert "\n" not in str(error.value)
     assert precious.read_text() == "kept" and [path.lstat().st_mode for path in places] == modes
