@@ -88,7 +88,7 @@ class Evaluation:
 
     @property
     def success_rate(self) -> float | None:
-        """Share of successes among the episodes for which the env reports it; None where there are none."""
+        """Share of successes among the episodes for which the env reports it; None if it never does."""
         known = [episode.success for episode in self.episodes if episode.success is not None]
         return sum(known) / len(known) if known else None
 
@@ -187,7 +187,7 @@ def evaluate(
 def run_episodes(
     policy: Policy, env: VecEnv, *, episodes: int, seed: int, deterministic: bool, trace: bool = False
 ) -> list[Episode]:
-    """The first episodes of each env, equally many up to one: taking those that end first would favour short ones."""
+    """Run the same number of episodes in each env (+- 1): taking those that end first would favour short ones."""
     wanted = [len(range(i, episodes, env.num_envs)) for i in range(env.num_envs)]
     finished: list[list[Episode]] = [[] for _ in wanted]
     rows: list[list[dict[str, np.ndarray]]] = [[] for _ in wanted]

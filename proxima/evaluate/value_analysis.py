@@ -21,21 +21,21 @@ class ValueAnalysis:
     predicted: np.ndarray  # [S], values of the critic
     realised: np.ndarray  # [S], discounted returns, bootstrapped at a time limit
     to_end: np.ndarray  # [S] int, env steps from the end of the policy step to the end of the episode
-    borrowed: np.ndarray  # [S] bool, so near to a time limit that the return is mostly the bootstrapped value
+    bootstrapped: np.ndarray  # [S] bool, so near to a time limit that the return is mostly the bootstrapped value
     episodes: list[Episode]
 
     @classmethod
     def of(cls, episodes: list[Episode], *, gamma: float, smdp: bool = True) -> "ValueAnalysis":
         """Analyse episodes with traces; `smdp`: held actions are discounted by their duration."""
-        realised, predicted, to_end, borrowed = [], [], [], []
+        realised, predicted, to_end, bootstrapped = [], [], [], []
         horizon = round(1.0 / (1.0 - gamma)) if gamma < 1.0 else np.inf
         for episode in episodes:
             assert episode.trace is not None, "evaluate with trace=True"
             realised.append(discounted_returns(episode, gamma=gamma, smdp=smdp))
             predicted.append(episode.trace.value)
             to_end.append(episode.length - np.cumsum(episode.trace.duration))
-            borrowed.append((to_end[-1] < horizon) & (not episode.terminated))
-        value, outcome, left, borrows = map(np.concatenate, (predicted, realised, to_end, borrowed))
+            bootstrapped.append((to_end[-1] < horizon) & (not episode.terminated))
+        value, outcome, left, borrows = map(np.concatenate, (predicted, realised, to_end, bootstrapped))
         return cls(gamma, value, outcome, left, borrows, episodes)
 
     @property
@@ -79,10 +79,10 @@ class ValueAnalysis:
         return tuple(np.array(rows).T)
 
     def error_by_time_to_end(self) -> tuple[np.ndarray, ...]:
-        """Env steps to the end (bin centres), mean error and RMSE, without borrowed policy steps."""
+        """Env steps to the end (bin centres), mean error and RMSE; bootstrapped policy steps are left out."""
         edges = np.unique(np.round(np.linspace(0, self.to_end.max() + 1, BINS + 1)).astype(int))
         error = self.predicted - self.realised
-        counts = ~self.borrowed | self.borrowed.all()
+        counts = ~self.bootstrapped | self.bootstrapped.all()
         rows = []
         for low, high in pairwise(edges):
             inside = error[counts & (self.to_end >= low) & (self.to_end < high)]

@@ -40,10 +40,10 @@ class Result:
 
     group: Group
     finals: dict[str, list[float]]
-    """Final return of each run: `training`, the mean over the last tenth of the run; and `evaluated`, the return of the
-    last evaluation, if every compared run has one."""
+    """Final return of each run. `training`: mean over the last tenth of the run; `evaluated`: return of its last
+    evaluation, only if every compared run has one."""
     final: dict[str, Summary]
-    """Over runs, by the same keys."""
+    """The same over runs."""
     area: float
     """Mean return up to the last env step that all compared runs have."""
     steps_to_threshold: float | None

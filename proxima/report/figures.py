@@ -21,7 +21,7 @@ COLOURS = ("#1f6fb4", "#e07b39", "#3a923a", "#b8322a", "#7d5fb2", "#8c613c", "#d
 
 
 def draw(comparison: Comparison, folder: Path) -> list[Path]:
-    """Every figure of a comparison."""
+    """Write all figures of a comparison."""
     # A label or the name of a metric may contain dollars, which are not math here, and glyphs that the font lacks.
     with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")
@@ -54,7 +54,7 @@ def _returns(comparison: Comparison, name: str, against: str, path: Path) -> lis
 
 
 def _finals(comparison: Comparison, path: Path) -> Path:
-    """Final training return of every seed, with the IQM and its interval where there are enough seeds."""
+    """Final training return of every run, with the IQM and, with enough seeds, its interval."""
     results = comparison.results
     figure, axes = plt.subplots(figsize=(7.2, 1.2 + 0.6 * len(results)), layout="constrained")
     for i, result in enumerate(results):
@@ -87,7 +87,7 @@ def _panels(comparison: Comparison, names: Sequence[str], path: Path) -> list[Pa
         axes.set_xlabel(label("global_step"))
         axes.xaxis.set_major_formatter(FuncFormatter(_short))
         labels = set(axes.get_legend_handles_labels()[1])
-        if labels - explained:  # groups that the panels before do not have
+        if labels - explained:  # a legend for groups that no earlier panel has
             axes.legend(frameon=False, fontsize=8)
         explained |= labels
     for axes in grid.flat[len(names) :]:

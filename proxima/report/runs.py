@@ -59,7 +59,7 @@ class Group:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options of the first run; in a group with a label of the user the others may differ."""
+        """Options of the first run; the others may differ only in a group that the user has labelled."""
         return self.runs[0].options
 
     @property
@@ -70,7 +70,7 @@ class Group:
 
     @property
     def envs(self) -> list[str]:
-        """Ids of the envs of its runs, without repetition."""
+        """Ids of the envs of its runs."""
         return sorted({run.env for run in self.runs if run.env is not None})
 
     @property
@@ -80,7 +80,7 @@ class Group:
 
 
 def load_groups(paths: Sequence[str]) -> list[Group]:
-    """Group runs that share all options but the seed; `LABEL=PATH` makes one group of all the runs of a path."""
+    """Group runs that share all options but the seed; `LABEL=PATH` makes one group of all runs in a path."""
     named: dict[str, list[Run]] = {}
     others: list[Run] = []
     for text in paths:
@@ -150,11 +150,11 @@ def _was_chosen(name: str, value: Any) -> bool:
 
 
 def _section(name: str) -> str | None:
-    return spellings()[name].section if name in spellings() else None  # None for another version's
+    return spellings()[name].section if name in spellings() else None  # an option of another version
 
 
 def _without_ancestors(runs: Iterable[Run]) -> list[Run]:
-    """The runs without those that another of them was resumed from, which are part of its history."""
+    """Leave out runs that another of them was resumed from: its history includes them."""
     unique = {run.path.resolve(): run for run in runs}
     continued = {parent.resolve() for run in unique.values() for parent in run.ancestors}
     return [run for path, run in unique.items() if path not in continued]

@@ -33,13 +33,7 @@ class Metric:
 TABLES = {
     "progress": (
         Metric("iteration", "", "rollouts collected and learned from"),
-        Metric(
-            "global_step",
-            "",
-            "env steps so far, over all envs",
-            unit="env steps",
-            healthy="the axis to compare runs on",
-        ),
+        Metric("global_step", "", "env steps so far, over all envs", healthy="the axis to compare runs on"),
         Metric("wall_time", "speed", "since training started", unit="s"),
         Metric("episodes", "episodes", "episodes finished so far"),
         Metric(

@@ -1,4 +1,4 @@
-"""What the analyses say, of episodes whose truth is known."""
+"""Analyses of episodes whose true values are known."""
 
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def test_a_perfect_critic_and_one_that_overestimates() -> None:
     perfect = ValueAnalysis.of([episode(reward, truth)], gamma=0.9)
     assert perfect.explained_variance == pytest.approx(1.0) and perfect.bias == pytest.approx(0.0)
     assert perfect.calibration == (pytest.approx(1.0), pytest.approx(0.0))
-    # Twice the truth and three more: outcomes are half of what is left after taking three away.
+    # Value = 2 * return + 3, so return = 0.5 * value - 1.5.
     hopeful = ValueAnalysis.of([episode(reward, 2 * truth + 3)], gamma=0.9)
     assert hopeful.calibration == (pytest.approx(0.5), pytest.approx(-1.5))
     assert hopeful.bias == pytest.approx(truth.mean() + 3)
@@ -64,7 +64,7 @@ def test_a_perfect_critic_and_one_that_overestimates() -> None:
     assert len(hopeful.lines()) == 5
 
 
-def test_errors_are_put_where_they_are() -> None:
+def test_errors_are_assigned_to_their_distance_from_the_end() -> None:
     value = np.zeros(100)
     value[-1] = 7.0  # wrong at the very last step only: the return there is 0
     analysis = ValueAnalysis.of([episode([0.0] * 100, value)], gamma=0.99)
@@ -105,16 +105,16 @@ def test_the_command_writes_a_page_that_needs_nothing_else(env: str, capsys: pyt
     assert text.count("data:image/png;base64,") == len(figures) and "http" not in text
 
 
-def test_what_a_time_limit_cuts_off_does_not_count_as_known() -> None:
-    # Gamma 0.9 looks ten steps ahead; the last ten outcomes of a truncated episode are mostly the critic's own value.
+def test_returns_near_a_time_limit_are_left_out_of_the_error_by_time() -> None:
+    # Gamma 0.9 has a horizon of ten steps: the last ten returns before a time limit are mostly the bootstrapped value.
     size = 40
     cut = episode([0.0] * size, [1.0] * size, terminated=False, final_value=1.0)
     analysis = ValueAnalysis.of([cut], gamma=0.9)
-    assert analysis.borrowed.tolist() == [False] * (size - 10) + [True] * 10
+    assert analysis.bootstrapped.tolist() == [False] * (size - 10) + [True] * 10
     centre, _, _ = analysis.error_by_time_to_end()
     assert centre.min() >= 10
     ended = ValueAnalysis.of([episode([0.0] * size, [1.0] * size)], gamma=0.9)
-    assert not ended.borrowed.any() and ended.error_by_time_to_end()[0].min() < 3
+    assert not ended.bootstrapped.any() and ended.error_by_time_to_end()[0].min() < 3
 
 
 def test_words_fit_the_numbers() -> None:

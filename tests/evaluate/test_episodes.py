@@ -37,7 +37,7 @@ def short_run(env: str, **options: Any) -> TrainResult:
 
 
 class Chance(gym.Env):
-    """Lasts as many steps as its generator says, and succeeds if that is an even number."""
+    """Lasts a random number of steps; a success if that number is even."""
 
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -106,7 +106,7 @@ def test_the_recurrent_state_is_zero_where_an_episode_begins() -> None:
     assert [t for t, state in enumerate(seen) if not state.any()] == [0, first, first + second]
 
 
-def test_a_loaded_policy_remembers_until_it_is_reset() -> None:
+def test_a_loaded_policy_keeps_its_recurrent_state_until_it_is_reset() -> None:
     policy = load_policy(short_run("Hopper-v5", **RECURRENT).run_dir)
     obs = np.random.default_rng(0).normal(size=(2, 11))
     first, second = policy.act(obs), policy.act(obs)
@@ -161,7 +161,7 @@ def test_bad_input_is_named(options: dict[str, Any], message: str) -> None:
 
 
 class Drift(gym.Env):
-    """Begins at its seed and moves one a step; a time limit ends it."""
+    """Starts at its seed and moves by 1 per step; only a time limit ends it."""
 
     observation_space = gym.spaces.Box(-99, 99, (1,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -198,7 +198,7 @@ def test_the_value_after_a_time_limit_is_that_of_the_envs_own_last_observation()
         np.testing.assert_allclose(episode.trace.entropy, entropy.detach().numpy(), rtol=1e-5)
 
 
-def test_an_episode_without_end_is_an_error_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_episode_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(episodes_module, "LONGEST_EPISODE", 50)
     env, policy = drifting(1, limit=None)
     with pytest.raises(UsageError, match="has not ended after 50 policy steps: give the env a time limit"):
@@ -235,7 +235,7 @@ def test_the_envs_own_numbers_are_summarised_and_yes_or_no_is_a_share() -> None:
     assert numbers["infos"]["a_long_name"] == [None, 7.0, 7.0, 7.0] and numbers["success_rate"] is None
 
 
-def test_what_success_says_already_is_not_said_twice() -> None:
+def test_a_number_that_equals_success_is_not_shown_twice() -> None:
     flags = [{"flag_get": 1.0}, {"flag_get": 0.0}]
     same, other = evaluation(flags, [True, False]), evaluation(flags, [True, True])
     assert same.shares == {"success": 0.5} and "flag_get" not in same.text()
@@ -243,12 +243,12 @@ def test_what_success_says_already_is_not_said_twice() -> None:
     assert evaluation([{"flag_get": 0.0}] * 2, [False, False]).text().endswith("success 0.0%")
 
 
-def test_a_score_that_is_always_nothing_is_a_number() -> None:
+def test_a_score_that_is_always_zero_is_not_a_share() -> None:
     found = evaluation([{"score": 0.0}] * 2)
     assert found.shares == {} and [name for name, _ in found.rows] == ["return", "length", "score"]
 
 
-def test_an_env_that_names_no_numbers_reads_as_ever() -> None:
+def test_an_env_without_episode_info() -> None:
     found = evaluation([{}, {}])
     assert found.text().splitlines()[2].startswith("return           1") and found.to_dict()["info"] == {}
 

@@ -1,4 +1,4 @@
-"""A loaded policy on observations in every form that an env may give."""
+"""A loaded policy on observations of every kind of space, nested, flat and in batches."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Videos as a browser will get them: read back from the file, not from what was asked of ffmpeg."""
+"""Videos, read back from the file."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from tests.envs import toy_envs  # noqa: F401 - registers them
 
 
 class Painter(gym.Env):
-    """Paints an odd-sized picture whose brightness is the time; an episode takes four steps."""
+    """Renders an odd-sized frame whose brightness is the time; an episode has four steps."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 12}  # noqa: RUF012
     observation_space = spaces.Tuple([spaces.Discrete(5), spaces.Box(-1.0, 1.0, (2,))])
@@ -201,7 +201,7 @@ def test_the_floor_is_drawn_without_end_and_the_physics_stay_the_same() -> None:
 
 @pytest.fixture
 def bare_machine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """No display and no back end that works; the list is what was tried."""
+    """No display and no working back end; the list collects those that were tried."""
     tried: list[str] = []
     for variable in ("DISPLAY", "WAYLAND_DISPLAY", headless.VARIABLE):
         monkeypatch.delenv(variable, raising=False)
@@ -292,7 +292,7 @@ def test_on_reset_is_called_where_episodes_begin() -> None:
 def test_a_game_is_shown_as_it_draws_itself(size: tuple[int, int], tmp_path: Path) -> None:
     path = record(lambda obs: 2, "toy/Screen-v0", path=tmp_path / "a.mp4", env_kwargs={"size": size})
     frames, (height, width) = iio.imread(path), (size[0] + size[0] % 2, size[1] + size[1] % 2)
-    assert frames.shape == (4, height, width, 3)  # neither scaled nor filled up to whole blocks
+    assert frames.shape == (4, height, width, 3)  # neither scaled nor padded to blocks of 16
     assert iio.immeta(path, plugin="FFMPEG")["fps"] == 50.0
     sky, ground = frames[-1][: height // 2 - 8].astype(int), frames[-1][height // 2 + 8 :].astype(int)
     assert np.abs(sky - (92, 148, 252)).max() <= 6 and np.abs(ground - 120).max() <= 6

@@ -1,4 +1,4 @@
-"""What a comparison claims, and what it leaves unsaid for want of seeds, envs or evaluations."""
+"""What a comparison claims, depending on the number of seeds, envs and evaluations."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.report.made_runs import write_run
 
 
 def write_groups(folder: Path, *, seeds: int, **finals: list[float]) -> list[str]:
-    """A group of runs for each name, that ends at the returns given."""
+    """A group of runs per name, with these final returns."""
     for place, (name, values) in enumerate(finals.items()):
         for seed, value in enumerate(values[:seeds], start=1):
             path = folder / name / str(seed)

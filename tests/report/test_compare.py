@@ -1,4 +1,4 @@
-"""Comparisons of runs whose numbers are known."""
+"""Comparisons of runs with known metrics."""
 
 from pathlib import Path
 
@@ -37,7 +37,12 @@ def test_a_resumed_run_is_one_history_with_its_ancestors(tmp_path: Path) -> None
     write_run(tmp_path / "a" / "2", returns=[30.0, 40.0], first_step=300, lineage=[checkpoint])
     ((run,),) = [group.runs for group in load_groups([str(tmp_path / "a")])]
     assert run.columns["global_step"].tolist() == [100, 200, 300, 400]
-    assert run.columns["episode_return"].tolist() == [1, 2, 30, 40]  # what the first run did after it was left is gone
+    assert run.columns["episode_return"].tolist() == [
+        1,
+        2,
+        30,
+        40,
+    ]  # without the first run's iterations after the resume
     assert run.columns["wall_time"].tolist() == [1, 2, 3, 4]
     moved = (tmp_path / "a").rename(tmp_path / "elsewhere")
     assert load_run(moved / "2").columns["global_step"].tolist() == [100, 200, 300, 400]
@@ -139,7 +144,7 @@ def test_runs_of_two_algorithms_are_one_page(tmp_path: Path, capsys: pytest.Capt
 
 def test_labels_say_the_algorithm_where_it_differs(tmp_path: Path) -> None:
     write_run(tmp_path / "a" / "1", returns=[1.0])
-    write_run(tmp_path / "a" / "2", returns=[1.0], algorithm="ppo", seed=2)  # the same, said aloud
+    write_run(tmp_path / "a" / "2", returns=[1.0], algorithm="ppo", seed=2)  # the default, written out
     write_run(tmp_path / "a" / "3", returns=[1.0], algorithm="dqn", epsilon_end=0.1)
     write_run(tmp_path / "a" / "4", returns=[1.0], algorithm="dqn", epsilon_end=0.2)
     groups = load_groups([str(tmp_path / "a")])

@@ -1,4 +1,4 @@
-"""Labels and run folders as they come: damaged, hostile or of another version; never a traceback."""
+"""Labels and run folders that are damaged, hostile or of another version: never a traceback."""
 
 import json
 import logging
