@@ -197,11 +197,13 @@ def run_episodes(
     while any(len(mine) < count for mine, count in zip(finished, wanted, strict=True)):
         noise = None if deterministic else torch.randn(env.num_envs, policy.noise_size, generator=generator)
         _, action, after, *_ = policy.act(obs, noise, state)
+        columns = _columns(policy, obs, state, action) if trace else {}  # before the step, which may overwrite `obs`
         step = env.step(action)
         if trace:
-            columns = _columns(policy, obs, state, action, step)
+            duration = torch.ones(env.num_envs, dtype=torch.int64) if step.duration is None else step.duration
+            columns |= {"reward": step.reward.numpy().copy(), "duration": duration.numpy().copy()}
             for i, mine in enumerate(rows):
-                mine.append({name: column[i].copy() for name, column in columns.items()})
+                mine.append({name: column[i] for name, column in columns.items()})
         lasted += 1
         if lasted.max() > LONGEST_EPISODE:
             raise UsageError(
@@ -219,20 +221,12 @@ def run_episodes(
     return [finished[n % env.num_envs][n // env.num_envs] for n in range(episodes)]
 
 
-def _columns(
-    policy: Policy, obs: dict[str, Tensor], state: Tensor | None, action: Tensor, step: Step
-) -> dict[str, np.ndarray]:
-    """The fields of `Trace` for one policy step of all envs, `[N, ...]` each; observations as `obs KEY`."""
+def _columns(policy: Policy, obs: dict[str, Tensor], state: Tensor | None, action: Tensor) -> dict[str, np.ndarray]:
+    """What `Trace` stores of the policy in one step of all envs, `[N, ...]` each; observations as `obs KEY`."""
     distribution, value = policy(policy.normalizer(obs), state)
-    columns = {
-        "action": action,
-        "reward": step.reward,
-        "duration": torch.ones(len(action), dtype=torch.int64) if step.duration is None else step.duration,
-        "value": value * policy.return_scale,
-        "entropy": distribution.entropy(),
-        **{f"obs {key}": x for key, x in obs.items() if not is_image(tuple(x.shape[1:]))},
-    }
-    return {name: x.numpy() for name, x in columns.items()}
+    columns = {"action": action, "value": value * policy.return_scale, "entropy": distribution.entropy()}
+    columns |= {f"obs {key}": x for key, x in obs.items() if not is_image(tuple(x.shape[1:]))}
+    return {name: x.numpy().copy() for name, x in columns.items()}
 
 
 def _trace(i: int, step: Step, policy: Policy, rows: list[dict[str, np.ndarray]], state: Tensor | None) -> Trace:
