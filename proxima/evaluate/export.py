@@ -82,7 +82,7 @@ class DeterministicPolicy(nn.Module):
             form = ("float32", (policy.actor_state_size,))
             self.inputs.append(Port(_unused("state", keys), *form))
             self.outputs.append(Port(_unused("next_state", keys), *form))
-        self.dtype = getattr(torch, action.dtype, None)
+        self.dtype: torch.dtype = getattr(torch, action.dtype, None)  # type: ignore[assignment]
         if not isinstance(self.dtype, torch.dtype):
             raise UsageError(f"the actions are {action.dtype}, which neither format has: use another dtype in the env.")
         discrete = action.kind == "discrete"

@@ -121,7 +121,7 @@ class PolicyAnalysis:
             lines += [
                 f"Policy steps at a bound: {self._extremes(self.saturation, bounded, percent)}. "
                 f"{self.names[most].capitalize()} {words}",
-                f"Change between policy steps, of the range: {changes}. {verdict}",
+                f"Change between policy steps, as a share of the range: {changes}. {verdict}",
             ]
         if len(free):
             changes = self._extremes(self.roughness, free, "{:.1f} std".format)
@@ -130,7 +130,6 @@ class PolicyAnalysis:
 
     def _extremes(self, values: np.ndarray, which: np.ndarray, show: Callable[[float], str]) -> str:
         """The greatest and the least value among the dimensions `which`: `most action 2 (31%), least action 0 (4%)`."""
-        shown = [
-            f"{self.names[i]} ({show(float(values[i]))})" for i in which[np.argsort(-values[which], kind="stable")]
-        ]
+        order = which[np.argsort(-values[which], kind="stable")]
+        shown = [f"{self.names[i]} ({show(float(values[i]))})" for i in order]
         return shown[0] if len(shown) == 1 else f"most {shown[0]}, least {shown[-1]}"

@@ -36,9 +36,8 @@ class Summary:
         array = np.asarray(values, np.float64)
         resampled = np.random.default_rng(0).choice(array, (RESAMPLES, len(array)))
         low, high = np.percentile(interquartile_mean(resampled), (2.5, 97.5))
-        iqm = interquartile_mean(array), low, high
-        numbers = array.mean(), array.std(), np.median(array), *iqm, array.min(), array.max()
-        return cls(*map(float, numbers), count=len(array))
+        spread = float(array.std()), float(np.median(array)), float(interquartile_mean(array)), float(low), float(high)
+        return cls(float(array.mean()), *spread, float(array.min()), float(array.max()), len(array))
 
     def cells(self) -> tuple[str, ...]:
         """One text per column of `COLUMNS`."""

@@ -44,8 +44,8 @@ def _returns(comparison: Comparison, name: str, against: str, path: Path) -> lis
     for i, group in enumerate(comparison.groups):
         _draw_band(axes, group, name, against, i)
     if comparison.threshold is not None and name == RETURN:
-        line = {"color": GREY, "lw": 0.9, "ls": ":", "label": f"threshold {number(comparison.threshold)}"}
-        axes.axhline(comparison.threshold, **line)
+        legend = f"threshold {number(comparison.threshold)}"
+        axes.axhline(comparison.threshold, color=GREY, lw=0.9, ls=":", label=legend)
     axes.set(xlabel=label(against), ylabel=label(name))
     axes.xaxis.set_major_formatter(FuncFormatter(_short))
     axes.legend(frameon=False, fontsize=9)

@@ -168,7 +168,7 @@ def test_shares_of_the_range_are_of_dimensions_that_have_one() -> None:
     spec = ActionSpec("box", (3,), (-1.0, -inf, -1.0), (1.0, inf, 1.0))
     text = "\n".join(PolicyAnalysis.of([episode([0.0] * 100, [0.0] * 100, action=action)], spec).lines())
     assert "at a bound: most action 0 (100%), least action 2 (0%)" in text
-    assert "of the range: most action 0 (100.0%), least action 2 (0.1%)" in text
+    assert "a share of the range: most action 0 (100.0%), least action 2 (0.1%)" in text
     assert "rough" in text.lower()
     free = ActionSpec("box", (3,), (-inf,) * 3, (inf,) * 3)
     lines = PolicyAnalysis.of([episode([0.0] * 100, [0.0] * 100, action=action)], free).lines()

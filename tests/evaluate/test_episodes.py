@@ -1,6 +1,7 @@
 """Evaluated episodes against the env stepped by hand."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from tests.resealed import tiny
 
 SMALL = {"num_envs": 2, "num_steps": 64, "minibatch_size": 64, "update_epochs": 1, "total_timesteps": 256}
 RECURRENT = {"rnn": "gru", "rnn_size": 8, "hidden_sizes": [8], "bptt_length": 8, "minibatch_size": 8}
+TRACED = {"deterministic": True, "trace": True}
 QUIET = {"compile": "off", "tensorboard": False, "progress": False}
 
 
@@ -196,6 +198,24 @@ def test_the_value_after_a_time_limit_is_that_of_the_envs_own_last_observation()
         np.testing.assert_allclose([*episode.trace.value, episode.trace.final_value], expected, rtol=1e-5)
         entropy = policy(policy.normalizer(obs))[0].entropy()[:3]
         np.testing.assert_allclose(episode.trace.entropy, entropy.detach().numpy(), rtol=1e-5)
+
+
+def test_a_trace_copies_observations_before_the_env_reuses_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, policy = drifting(2, limit=3)
+    reset, step, buffer = env.reset, env.step, {"obs": torch.zeros(2, 1)}
+
+    def reused(obs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        buffer["obs"].copy_(obs["obs"])
+        return buffer
+
+    monkeypatch.setattr(env, "reset", lambda seed: reused(reset(seed)))
+    monkeypatch.setattr(env, "step", lambda action: replace(taken := step(action), obs=reused(taken.obs)))
+    for first, episode in zip((5.0, 6.0), run_episodes(policy, env, episodes=2, seed=5, **TRACED), strict=True):
+        assert episode.trace is not None
+        assert episode.trace.obs["obs"].ravel().tolist() == [first, first + 1, first + 2]
+        value = 7.0 * policy.value({"obs": torch.tensor(episode.trace.obs["obs"])}).detach().numpy()
+        np.testing.assert_allclose(episode.trace.value, value, rtol=1e-5)
+    env.close()
 
 
 def test_an_endless_episode_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
