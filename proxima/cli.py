@@ -287,7 +287,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
 def _evaluate(arguments: argparse.Namespace) -> int:
     from proxima.evaluate.episodes import evaluate
-    from proxima.evaluate.video import record_checkpoint, watch_checkpoint
+    from proxima.evaluate.video import show_checkpoint
     from proxima.runs import checkpoint
 
     _raise_on_interrupt()
@@ -299,9 +299,9 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     if length is not None and not (arguments.record or arguments.render):
         raise UsageError(f"--video-length is {length}, but there is no video: add --record or --render.")
     if arguments.render:
-        watch_checkpoint(path, length=length, **chosen)
+        show_checkpoint(path, window=True, length=length, **chosen)
     if arguments.record:
-        video = record_checkpoint(path, length=length, **chosen)
+        video = show_checkpoint(path, length=length, **chosen)
         print(f"video {video}", file=sys.stderr if arguments.json else sys.stdout, flush=True)
     analyses = {"value": arguments.analyze_value, "policy": arguments.analyze_policy}
     evaluation = evaluate(path, episodes=arguments.episodes, trace=any(analyses.values()), **chosen)

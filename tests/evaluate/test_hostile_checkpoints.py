@@ -1,4 +1,4 @@
-"""Checkpoints made by somebody else: a policy that works, or one line that says why not."""
+"""Untrusted checkpoints: a policy that works, or a one-line error."""
 
 import os
 import random
@@ -24,7 +24,7 @@ RECURRENT = {"rnn": "gru", "rnn_size": 4, "share_trunk": "off"}
 
 
 def acts(folder: Path) -> None:
-    """Load the policy and act on zeros, in both ways."""
+    """Load the policy and act on zeros, deterministic and sampled."""
     policy = load_policy(folder)
     obs = {key: np.zeros(o.shape, o.dtype) for key, o in policy.spec.obs.items()}
     for deterministic in (True, False):
