@@ -96,7 +96,7 @@ def test_a_slow_env_is_left_alone_at_the_deadline(replay: bool, monkeypatch: Any
     monkeypatch.setattr(exactness_trial, "TRIAL_SECONDS", 0.4)
     start = time.monotonic()
     assert why_inexact(lambda: hostile_envs.Slow(0.15, replay=replay)) == (
-        "whether its state is exact could not be tried within 0.4 s"
+        "whether its state is exact could not be tested within 0.4 s"
     )
     assert time.monotonic() - start < 1.5
 
@@ -129,7 +129,7 @@ def test_a_run_in_workers_goes_on_after_a_trial_that_failed(
     env.reset(0)
     reason = env.why_inexact()
     deadly = what in ("abort", "os._exit", "segfault")
-    assert reason is not None and ("could not be tried: the worker" if deadly else "cannot be taken") in reason
+    assert reason is not None and ("could not be tested: the worker" if deadly else "cannot be saved") in reason
     assert "\n" not in reason
     assert (env.get_state() is None) == deadly  # type: ignore[attr-defined]
     step = env.step(torch.zeros(3, dtype=torch.int64))
@@ -149,7 +149,7 @@ def test_a_worker_that_died_in_the_trial_is_replaced_before_a_reset_or_a_state(
     opened.append(env)
     env.reset(0)
     state = env.get_state()  # type: ignore[attr-defined]
-    assert "could not be tried" in str(env.why_inexact())
+    assert "could not be tested" in str(env.why_inexact())
     obs = env.reset(1) if then == "reset" else env.set_state(state)  # type: ignore[attr-defined]
     assert obs["obs"].tolist() == [[0.0], [0.0]]
     assert not env.step(torch.zeros(2, dtype=torch.int64)).ended.any()
@@ -163,7 +163,7 @@ def test_a_trial_that_hangs_is_ended_with_its_worker(opened: list[VecEnv], monke
     opened.append(env)
     env.reset(0)
     reason = str(env.why_inexact())
-    assert "could not be tried: the worker did not answer within 1 s and was killed" in reason
+    assert "could not be tested: the worker did not answer within 1 s and was killed" in reason
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -113,7 +113,7 @@ def test_an_interrupt_raised_in_a_worker_is_the_envs_own(opened: list[VecEnv], t
 def test_a_module_that_exits_when_it_is_imported(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "leaves_at_once.py").write_text("import sys\nsys.exit(0)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(UsageError, match="cannot import the module 'leaves_at_once': SystemExit"):
+    with pytest.raises(UsageError, match=r"the module leaves_at_once cannot be imported \(SystemExit"):
         make_env("leaves_at_once:Some-v0")
 
 
@@ -260,7 +260,7 @@ def test_a_large_command_to_a_dead_worker_does_not_block(opened: list[VecEnv]) -
     worker = env._workers[0]
     os.kill(worker.pid, signal.SIGKILL)
     start = time.monotonic()
-    worker.command(b"p" + worker_handle.wire.frame(bytes(2**24)))
+    worker.call("set_state", states=bytes(2**24))
     with pytest.raises(worker_handle.WorkerDied, match="SIGKILL"):
         worker.wait()
     worker.kill()
@@ -282,7 +282,7 @@ def test_an_answer_that_was_interrupted_is_taken_up_again(opened: list[VecEnv], 
     opened.append(env)
     env.reset(0)
     worker = env._workers[0]
-    worker.command(worker_handle.wire.GET_STATE)
+    worker.call("get_state")
     real, calls = worker._await_data, []
 
     def interrupt_the_second() -> None:
@@ -294,8 +294,8 @@ def test_an_answer_that_was_interrupted_is_taken_up_again(opened: list[VecEnv], 
     monkeypatch.setattr(worker, "_await_data", interrupt_the_second)
     with pytest.raises(KeyboardInterrupt):
         worker.wait()
-    kind, content = worker.wait()
-    assert kind == worker_handle.wire.ANSWER and isinstance(content, list)
+    kind, (states, failures) = worker.wait()
+    assert kind == worker_handle.wire.ANSWER and isinstance(states, list) and failures == []
 
 
 @pytest.mark.slow

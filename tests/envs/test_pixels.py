@@ -11,7 +11,7 @@ from pixel_tools import built, digest, digest_elsewhere, trace
 from proxima.envs.games.pixels import AreaResize, PixelEnv, grey
 from proxima.envs.gymnasium import async_vec
 from proxima.envs.gymnasium.exactness_trial import why_inexact
-from proxima.envs.gymnasium.snapshot import Snapshot
+from proxima.envs.gymnasium.snapshot import TrackedEnv
 from proxima.envs.gymnasium.spaces import StackedBox, step_seconds
 from proxima.envs.make import make_env
 from proxima.envs.toys.pixel_catch import PixelCatch
@@ -145,12 +145,12 @@ def test_its_own_state_is_kept_with_that_of_the_wrappers() -> None:
     import gymnasium as gym
 
     env, other = (gym.wrappers.TimeLimit(built(CATCH), 50) for _ in range(2))
-    snapshot = Snapshot(env)
+    tracked = TrackedEnv(env)
     env.reset(seed=0)
     for _ in range(30):
         env.step(0)
-    Snapshot(other).restore(snapshot.capture())
-    assert not snapshot.replays and other._elapsed_steps == 30
+    TrackedEnv(other).restore(tracked.capture())
+    assert not tracked.replays and other._elapsed_steps == 30
     assert [other.step(0)[3] for _ in range(20)] == [False] * 19 + [True]
 
 

@@ -1,31 +1,25 @@
-"""Async mode: Gymnasium envs in worker processes, results through shared memory, dead workers replaced.
+"""Async mode: Gymnasium envs in worker processes; results go through shared memory, dead workers are replaced.
 
-Workers are started as commands, not through `multiprocessing`, so that a user's script needs no `__main__` guard; the
-shared memory is a file without a name, so that nothing is left behind however the processes end.
+Workers are started as commands, not by `multiprocessing`, so that a user's script needs no `__main__` guard; the
+shared memory is a file without a name, so that nothing is left behind, however the processes end.
 """
 
 import functools
-import math
 import mmap
 import os
-import pickle
-import socket
 import tempfile
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
-
-import cloudpickle  # type: ignore[import-untyped]
 
 from proxima.envs.checks import check_count
 from proxima.envs.gymnasium import worker as wire
-from proxima.envs.gymnasium.env_group import Recipe, Wrapper, restart_seed
+from proxima.envs.gymnasium.env_group import restart_seed
 from proxima.envs.gymnasium.exactness_trial import TRIAL_SECONDS
 from proxima.envs.gymnasium.plain import Plain
-from proxima.envs.gymnasium.snapshot import NotPlain
-from proxima.envs.gymnasium.spaces import Layout, buffer_bytes, map_buffers
-from proxima.envs.gymnasium.sync_vec import MAX_FAILURES, GymVecEnv, logger
+from proxima.envs.gymnasium.spaces import buffer_bytes, map_buffers
+from proxima.envs.gymnasium.sync_vec import GymVecEnv, logger
 from proxima.envs.gymnasium.worker_handle import BUILD_SECONDS, Worker, WorkerDied
 from proxima.errors import EnvFailure, UsageError
 from proxima.machine import available_cores
@@ -34,22 +28,20 @@ STEP_TIMEOUT = 300.0
 _CLOSE_SECONDS = 3.0
 
 
-def _anonymous_file(size: int) -> int:
-    """A file descriptor to `size` bytes of memory that no name leads to."""
+def _anonymous_file() -> int:
+    """A file descriptor of shared memory (or of a temporary file) that has no name."""
     if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("proxima-envs", os.MFD_CLOEXEC)
-    else:
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
-    os.ftruncate(fd, size)
-    return fd
+        return os.memfd_create("proxima-envs", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
-@functools.cache  # once a process, not once a vector env
+@functools.cache  # once per process, not once per vector env
 def _warn_of_crowding(num_workers: int) -> None:
-    cores = available_cores()
     logger.warning(
-        "num_workers is %d, but there are %d cores: more workers than cores wait on each other", num_workers, cores
+        "num_workers is %d, but there are %d cores: more workers than cores slow each other down",
+        num_workers,
+        available_cores(),
     )
 
 
@@ -68,99 +60,59 @@ class AsyncVecEnv(GymVecEnv):
     """Envs in `num_workers` processes, each stepping its share one after another.
 
     A worker that dies or hangs is logged and replaced: its envs start fresh episodes, and the step in which it
-    happened reads as a truncation with reward 0 at the last observation that the agent saw.
+    happened is returned as a truncation with reward 0 at the last observation that the agent saw.
     """
 
     def __init__(
-        self,
-        env_id: str,
-        *,
-        num_envs: int = 1,
-        env_kwargs: Mapping[str, Any] | None = None,
-        max_episode_steps: int | None = None,
-        spread_episodes: bool = False,
-        wrappers: Sequence[Wrapper] = (),
-        max_failures: int = MAX_FAILURES,
-        num_workers: int | None = None,
-        step_timeout: float | None = STEP_TIMEOUT,
+        self, env_id: str, *, num_workers: int | None = None, step_timeout: float | None = STEP_TIMEOUT, **options: Any
     ) -> None:
-        super().__init__(num_envs=num_envs, spread_episodes=spread_episodes, max_failures=max_failures)
-        if not hasattr(socket, "send_fds"):
+        super().__init__(env_id, **options)
+        if os.name != "posix":
             raise UsageError("async mode needs a POSIX system (Linux, macOS); use sync mode")
         check_count("num_workers", num_workers)
         if step_timeout is not None and step_timeout <= 0:
             raise UsageError(f"step_timeout is {step_timeout}; it must be positive, or None to wait for ever")
-        self.env_id = env_id
-        recipe = Recipe.of(env_id, env_kwargs=env_kwargs, max_episode_steps=max_episode_steps, wrappers=wrappers)
         if num_workers is not None and num_workers > available_cores():
             _warn_of_crowding(num_workers)
-        self._order = {"recipe": self._pickled(recipe), "num_envs": num_envs, "max_failures": max_failures}
-
-        count = min(num_envs, num_workers or available_cores())
+        self._order = {
+            "recipe": self._recipe.pickled(),
+            "num_envs": self.num_envs,
+            "max_failures": self._max_failures,
+        }
+        self._memory_fd = _anonymous_file()
+        weakref.finalize(self, os.close, self._memory_fd)
+        count = min(self.num_envs, num_workers or available_cores())
         self._workers: list[Worker] = []
         self._finalizer = weakref.finalize(self, _shut_down, self._workers, os.getpid())
         try:
-            for index in range(count):
-                start, stop = num_envs * index // count, num_envs * (index + 1) // count
-                worker = Worker(index, start, stop, timeout=step_timeout)
-                worker.launch(self._order)
+            for index, rows in enumerate(pairwise(self.num_envs * i // count for i in range(count + 1))):
+                worker = Worker(index, *rows, timeout=step_timeout)
+                worker.launch(self._order, self._memory_fd)
                 self._workers.append(worker)
-            layouts = [self._built(worker) for worker in self._workers]
-        except BaseException as error:
+            for worker in self._workers:
+                layout = self._answer(worker)
+        except OSError as error:
             self._finalizer()
-            if isinstance(error, OSError):
-                raise EnvFailure(f"cannot start {count} worker processes ({error}); lower num_workers") from error
-            raise
-        self._start_sharing(layouts[0])
-
-    @staticmethod
-    def _pickled(recipe: Recipe) -> bytes:
-        try:
-            return cloudpickle.dumps(recipe.portable())
-        except Exception as error:
-            raise UsageError(
-                f"env {recipe.spec.id!r} cannot be sent to a worker process ({type(error).__name__}: {error}); use "
-                "sync mode, or give it arguments that can be pickled"
-            ) from error
-
-    def _built(self, worker: Worker) -> Layout:
-        """Wait for a worker's first envs.
-
-        Raises:
-            UsageError: they cannot be built.
-            EnvFailure: the process died over it.
-        """
-        try:
-            return self._ready(worker)
+            raise EnvFailure(f"cannot start {count} worker processes ({error}); lower num_workers") from error
         except WorkerDied as death:
+            self._finalizer()
             if death.tail:
                 logger.warning("worker %d %s\n%s", worker.index, death, death.tail.rstrip())
-            raise EnvFailure(f"a worker of env {self.env_id!r} died while building it; it {death.summary}") from None
-
-    def _ready(self, worker: Worker) -> Layout:
-        kind, content = worker.wait()
-        if kind == wire.REFUSED:
-            message, trace = content
-            logger.debug("worker %d cannot build its envs\n%s", worker.index, trace)
-            raise UsageError(message)
-        layout: Layout = content
-        return layout
-
-    def _start_sharing(self, layout: Layout) -> None:
+            raise EnvFailure(f"a worker of env {env_id!r} died while building it; it {death.summary}") from None
+        except BaseException:
+            self._finalizer()
+            raise
         size = buffer_bytes(layout, self.num_envs)
-        self._memory_fd = _anonymous_file(size)
-        weakref.finalize(self, os.close, self._memory_fd)
+        os.ftruncate(self._memory_fd, size)
         self._lay_out(layout, map_buffers(layout, self.num_envs, mmap.mmap(self._memory_fd, size)))
-        for worker in self._workers:
-            worker.share(self._memory_fd)
 
     def _reset_envs(self, seeds: list[int | None], *, spread_over: int) -> None:
         self._settle()
         for worker in self._workers:
-            worker.command(self._reset_command(seeds[worker.start : worker.stop], spread_over=spread_over))
+            self._send_reset(worker, seeds[worker.start : worker.stop], spread_over=spread_over)
         for worker in self._workers:
             try:
-                self._finish(worker)
+                self._answer(worker)
             except WorkerDied as death:
                 self._revive(worker, death)
 
@@ -175,79 +127,76 @@ class AsyncVecEnv(GymVecEnv):
             try:
                 if worker.death is not None:
                     raise worker.death
-                self._finish(worker)
+                self._answer(worker)
                 worker.deaths = 0
             except WorkerDied as death:
-                self._mark_lost(worker)
+                self._buffers.mark_lost(slice(worker.start, worker.stop), self._bank)
                 self._revive(worker, death)
 
     def _get_env_states(self) -> list[Plain] | str | None:
         if any(worker.death for worker in self._workers):
             return None
         for worker in self._workers:
-            worker.command(wire.GET_STATE)
+            worker.call("get_state")
         answers = []
         for worker in self._workers:
             try:
                 answers.append(self._answer(worker))
             except WorkerDied as death:
-                worker.death = death  # dealt with in the next step, whose transition it is that is lost
+                worker.death = death  # replaced in the next step, whose transition is lost
         if any(worker.death for worker in self._workers):
             return None
         reasons = [answer for answer in answers if isinstance(answer, str)]
         return reasons[0] if reasons else [state for answer in answers for state in answer]
 
-    def _set_env_states(self, states: list[Plain]) -> None:
+    def _set_env_states(self, states: list[Plain]) -> str | None:
         self._settle()
         for worker in self._workers:
-            arguments = {"states": states[worker.start : worker.stop], "base_seed": self._base_seed}
-            worker.command(wire.SET_STATE + wire.frame(pickle.dumps(arguments)), at_least=BUILD_SECONDS)
+            rows = states[worker.start : worker.stop]
+            worker.call("set_state", at_least=BUILD_SECONDS, states=rows, base_seed=self._base_seed)
         try:
-            obstacles = [self._answer(worker) for worker in self._workers]
+            reasons = [self._answer(worker) for worker in self._workers]
         except WorkerDied as death:
             raise EnvFailure(f"a worker of env {self.env_id!r} {death.summary}") from None
-        if any(obstacles):
-            raise NotPlain(next(filter(None, obstacles)))
+        return next(filter(None, reasons), None)
 
     def _why_inexact(self) -> str | None:
         worker = self._workers[0]
         if worker.death is not None:
-            return "whether its state is exact could not be tried: its worker died"
-        worker.command(wire.WHY_INEXACT, at_least=2 * BUILD_SECONDS + TRIAL_SECONDS)
+            return "whether its state is exact could not be tested: its worker died"
+        worker.call("why_inexact", at_least=2 * BUILD_SECONDS + TRIAL_SECONDS)
         try:
             answer: str | None = self._answer(worker)
         except WorkerDied as death:
-            worker.death = death  # replaced in the next step or reset, as any worker that dies
-            return f"whether its state is exact could not be tried: the worker {death.summary}"
+            worker.death = death  # replaced in the next step or reset
+            return f"whether its state is exact could not be tested: the worker {death.summary}"
         return answer
 
+    def _send_reset(self, worker: Worker, seeds: list[int | None], *, spread_over: int) -> None:
+        worker.call("reset", bank=self._bank, seeds=seeds, base_seed=self._base_seed, spread_over=spread_over)
+
     def _answer(self, worker: Worker) -> Any:
-        """What a worker says to a question that is not a step.
+        """Wait for the end of a command and return its result; envs that failed in it are reported.
 
         Raises:
-            WorkerDied: it died over the question.
+            WorkerDied: the worker died or did not answer in time.
+            UsageError: it cannot build its envs.
+            EnvFailure: it cannot go on.
         """
         kind, content = worker.wait()
+        if kind == wire.DONE:
+            return None
+        answer, failures = content
+        if kind == wire.REFUSED:
+            logger.debug("worker %d cannot build its envs\n%s", worker.index, failures)
+            raise UsageError(answer)
+        self._report(failures, worker=worker.index)
         if kind == wire.GAVE_UP:
-            raise EnvFailure(content[0])
-        return content
-
-    def _reset_command(self, seeds: Sequence[int | None], *, spread_over: int) -> bytes:
-        arguments = {"bank": self._bank, "seeds": seeds, "base_seed": self._base_seed, "spread_over": spread_over}
-        return wire.RESET + wire.frame(pickle.dumps(arguments))
-
-    def _finish(self, worker: Worker) -> None:
-        """Wait for the end of a step or a reset in one worker."""
-        kind, content = worker.wait()
-        if kind == wire.DONE_WITH_EVENTS:
-            self._report(content, worker=worker.index)
-        elif kind == wire.GAVE_UP:
-            message, failures = content
-            self._report(failures, worker=worker.index)
-            raise EnvFailure(message)
+            raise EnvFailure(answer)
+        return answer
 
     def _settle(self) -> None:
-        """Take the answers that an interrupted step left behind, which no longer matter; replace the dead."""
+        """Discard the answers to an interrupted step, and replace dead workers."""
         for worker in self._workers:
             if worker.pending:
                 try:
@@ -257,23 +206,11 @@ class AsyncVecEnv(GymVecEnv):
             if worker.death is not None:
                 self._revive(worker, worker.death)
 
-    def _mark_lost(self, worker: Worker) -> None:
-        """The step of a worker that died: cut off at the last observations that the agent saw."""
-        lost = self._buffers.rows(worker.start, worker.stop)
-        for final, last in zip(lost.final_obs, lost.obs[1 - self._bank], strict=True):
-            final[:] = last
-        lost.reward[:] = lost.total[:] = 0.0
-        lost.duration[:] = 1
-        lost.terminated[:] = False
-        lost.truncated[:] = True
-        lost.success[:] = math.nan
-        lost.info[:] = math.nan
-
     def _revive(self, worker: Worker, death: WorkerDied) -> None:
-        """Put a new process in the place of a dead one, with fresh episodes.
+        """Replace a dead process by a new one with fresh episodes.
 
         Raises:
-            EnvFailure: it died `max_failures` times without one good step between.
+            EnvFailure: it has died `max_failures` times without a completed step in between.
         """
         while True:
             worker.deaths += 1
@@ -286,7 +223,7 @@ class AsyncVecEnv(GymVecEnv):
                 death,
                 worker.deaths,
                 self._max_failures,
-                "giving up" if gives_up else "a new one starts fresh episodes in its place",
+                "giving up" if gives_up else "replaced by a new one with fresh episodes",
                 "\n" + death.tail.rstrip() if death.tail else "",
             )
             if gives_up:
@@ -298,14 +235,13 @@ class AsyncVecEnv(GymVecEnv):
             restarts = self._buffers.restarts
             restarts[worker.start : worker.stop] += 1
             rows = range(worker.start, worker.stop)
-            seeds = [restart_seed(self._base_seed, row, int(restarts[row])) for row in rows]
             try:
                 worker.death = None
-                worker.launch(self._order)
-                self._ready(worker)
-                worker.share(self._memory_fd)
-                worker.command(self._reset_command(seeds, spread_over=0))
-                self._finish(worker)
+                worker.launch(self._order, self._memory_fd)
+                self._answer(worker)
+                seeds: list[int | None] = [restart_seed(self._base_seed, row, int(restarts[row])) for row in rows]
+                self._send_reset(worker, seeds, spread_over=0)
+                self._answer(worker)
                 return
             except UsageError as error:
                 worker.kill()

@@ -1,4 +1,4 @@
-"""Keeps MuJoCo's warnings about Gymnasium's model files off the screen and out of the working folder."""
+"""Redirects MuJoCo's warnings about Gymnasium's model files. Imports MuJoCo only when used."""
 
 import warnings
 from collections.abc import Iterator
@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def model_warnings() -> Iterator[None]:
-    """Hand MuJoCo's warnings to Python, or it prints them and writes them to a file in the working folder.
+    """Turn MuJoCo's warnings into Python's; MuJoCo itself prints them and writes a file in the working folder.
 
-    Deprecation warnings are dropped: the user cannot change Gymnasium's model files.
+    Deprecation warnings are ignored: the user cannot change Gymnasium's model files.
     """
     import mujoco
 
