@@ -1,4 +1,4 @@
-"""A stand-in for a quadruped on terrain: its spaces and a reward that can be learnt, without physics."""
+"""A synthetic quadruped on terrain: realistic spaces and a reward that can be learnt, without physics."""
 
 from typing import Any
 
@@ -16,8 +16,8 @@ JOINTS, SCANDOTS = 12, 132
 class SyntheticQuadruped(TensorVecEnv):
     """The spaces of a quadruped on terrain, without its physics: 48 + 132 + 3 observations, 12 joint targets.
 
-    Joints follow their targets with a lag. Four of them move it forwards, four sideways and four turn it, uphill more
-    slowly; unequal sides tip it over. The reward is for moving as commanded; the velocity is not observed.
+    Joints follow their targets with a lag. Four of them move it forwards, four sideways and four turn it, more slowly
+    uphill; unequal sides tip it over. It is rewarded for following velocity commands; its velocity is not observed.
     """
 
     def __init__(self, **options: Any) -> None:

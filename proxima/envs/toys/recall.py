@@ -1,4 +1,4 @@
-"""A task that only a policy with recurrence solves: remember the first observation until the end."""
+"""A task that needs a recurrent policy: remember the first observation until the end of the episode."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ from proxima.errors import UsageError
 
 
 class Recall(TensorVecEnv):
-    """A cue of -1 or 1 is shown once, then `delay` random signs; at the end the action that matches the cue pays 1.
+    """A cue of -1 or 1 is shown once, then `delay` random signs; at the end the action of the cue's sign gets reward 1.
 
-    The observation is the sign, whether it is the cue, and whether the action counts now.
+    The observation is the sign, whether it is the cue, and whether this step's action is rewarded.
     """
 
     def __init__(self, *, delay: int = 32, **options: Any) -> None:
