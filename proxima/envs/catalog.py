@@ -27,8 +27,8 @@ _MIN_PREFIX = 5
 OURS = "proxima"
 """Namespace of the ids that are registered here."""
 TENSOR_WORLDS = {
-    f"{OURS}/SyntheticQuadruped-v0": "proxima.envs.toys.quadruped:SyntheticQuadruped",
-    f"{OURS}/Recall-v0": "proxima.envs.toys.recall:Recall",
+    f"{OURS}/SyntheticQuadruped-v0": "proxima.envs.toys.tensor_worlds:SyntheticQuadruped",
+    f"{OURS}/Recall-v0": "proxima.envs.toys.tensor_worlds:Recall",
 }
 """Our own envs on tensors: the class that runs all envs at once. `single` makes one of them for Gymnasium."""
 for _id in TENSOR_WORLDS:

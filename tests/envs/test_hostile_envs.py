@@ -53,13 +53,13 @@ def test_whatever_an_env_raises_costs_only_its_own_episode(
     env = make_env("hostile/Hostile-v0", num_envs=2, mode=mode, num_workers=1, env_kwargs=kwargs)
     opened.append(env)
     env.reset(0)
-    pids = [worker.pid for worker in env._workers] if isinstance(env, AsyncVecEnv) else []
+    pids = [worker.pid for worker in env._group.workers] if isinstance(env, AsyncVecEnv) else []
     rewards = [step(env).reward.tolist() for _ in range(8)]
     assert rewards[1] == ([0.0, 1.0] if where == "step" else [1.0, 1.0])
     assert env.counters() == {"worker_restarts": int(where != "close")}
     if where != "close":
         assert f"raised in {where}" in caplog.text and ("SystemExit" if what == "sys.exit" else "Panic") in caplog.text
-    assert pids == ([worker.pid for worker in env._workers] if isinstance(env, AsyncVecEnv) else [])
+    assert pids == ([worker.pid for worker in env._group.workers] if isinstance(env, AsyncVecEnv) else [])
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -104,10 +104,10 @@ def test_an_interrupt_raised_in_a_worker_is_the_envs_own(opened: list[VecEnv], t
     env = AsyncVecEnv("hostile/Hostile-v0", num_envs=2, num_workers=1, env_kwargs=kwargs)
     opened.append(env)
     env.reset(0)
-    pid = env._workers[0].pid
+    pid = env._group.workers[0].pid
     step(env)
     assert step(env).truncated.tolist() == [True, False]
-    assert "env 0 (worker 0) raised in step" in caplog.text and env._workers[0].pid == pid
+    assert "env 0 (worker 0) raised in step" in caplog.text and env._group.workers[0].pid == pid
 
 
 def test_a_module_that_exits_when_it_is_imported(tmp_path: Path, monkeypatch: Any) -> None:
@@ -257,7 +257,7 @@ def test_a_large_command_to_a_dead_worker_does_not_block(opened: list[VecEnv]) -
     env = AsyncVecEnv("hostile/Hostile-v0", wrappers=[with_helper])
     opened.append(env)
     env.reset(0)
-    worker = env._workers[0]
+    worker = env._group.workers[0]
     os.kill(worker.pid, signal.SIGKILL)
     start = time.monotonic()
     worker.call("set_state", states=bytes(2**24))
@@ -281,7 +281,7 @@ def test_an_answer_that_was_interrupted_is_taken_up_again(opened: list[VecEnv], 
     env = AsyncVecEnv("hostile/Hostile-v0", num_envs=1)
     opened.append(env)
     env.reset(0)
-    worker = env._workers[0]
+    worker = env._group.workers[0]
     worker.call("get_state")
     real, calls = worker._await_data, []
 
@@ -294,7 +294,7 @@ def test_an_answer_that_was_interrupted_is_taken_up_again(opened: list[VecEnv], 
     monkeypatch.setattr(worker, "_await_data", interrupt_the_second)
     with pytest.raises(KeyboardInterrupt):
         worker.wait()
-    kind, (states, failures) = worker.wait()
+    kind, (states, failures, _) = worker.wait()
     assert kind == worker_handle.wire.ANSWER and isinstance(states, list) and failures == []
 
 

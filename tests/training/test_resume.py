@@ -55,7 +55,7 @@ def test_a_worker_that_dies_between_rollouts_costs_an_episode_not_the_run(caplog
 
     def update(*args: Any) -> Any:
         if next(calls) == 1:
-            os.kill(trainer.source.env._workers[0].pid, signal.SIGKILL)  # type: ignore[attr-defined]
+            os.kill(trainer.source.env._group.workers[0].pid, signal.SIGKILL)  # type: ignore[attr-defined]
         return good(*args)
 
     trainer.algorithm.learner.update = update  # type: ignore[method-assign]

@@ -18,7 +18,7 @@ from proxima.envs.gymnasium import worker as wire
 from proxima.envs.gymnasium.env_group import restart_seed
 from proxima.envs.gymnasium.exactness_trial import TRIAL_SECONDS
 from proxima.envs.gymnasium.plain import Plain
-from proxima.envs.gymnasium.spaces import buffer_bytes, map_buffers
+from proxima.envs.gymnasium.spaces import Buffers, Layout
 from proxima.envs.gymnasium.sync_vec import GymVecEnv, logger
 from proxima.envs.gymnasium.worker_handle import BUILD_SECONDS, Worker, WorkerDied
 from proxima.errors import EnvFailure, UsageError
@@ -57,11 +57,7 @@ def _shut_down(workers: list[Worker], owner: int) -> None:
 
 
 class AsyncVecEnv(GymVecEnv):
-    """Envs in `num_workers` processes, each stepping its share one after another.
-
-    A worker that dies or hangs is logged and replaced: its envs start fresh episodes, and the step in which it
-    happened is returned as a truncation with reward 0 at the last observation that the agent saw.
-    """
+    """Envs in `num_workers` processes, each stepping its share one after another; see `WorkerPool`."""
 
     def __init__(
         self, env_id: str, *, num_workers: int | None = None, step_timeout: float | None = STEP_TIMEOUT, **options: Any
@@ -74,94 +70,118 @@ class AsyncVecEnv(GymVecEnv):
             raise UsageError(f"step_timeout is {step_timeout}; it must be positive, or None to wait for ever")
         if num_workers is not None and num_workers > available_cores():
             _warn_of_crowding(num_workers)
-        self._order = {
-            "recipe": self._recipe.pickled(),
-            "num_envs": self.num_envs,
-            "max_failures": self._max_failures,
-        }
+        count = min(self.num_envs, num_workers or available_cores())
+        order = {"recipe": self._recipe.pickled(), "num_envs": self.num_envs, "max_failures": self._max_failures}
+        self._open(WorkerPool(env_id, order, num_workers=count, timeout=step_timeout))
+
+
+class WorkerPool:
+    """The interface of `EnvGroup` for envs in worker processes.
+
+    A worker that dies or hangs is logged and replaced: its envs start fresh episodes, and the step in which it
+    happened is returned as a truncation with reward 0 at the last observation that the agent saw.
+    """
+
+    def __init__(self, env_id: str, order: dict[str, Any], *, num_workers: int, timeout: float | None) -> None:
+        self.failures: list[str] = []
+        self.restarts = 0
+        self.workers: list[Worker] = []
+        self._env_id, self._order = env_id, order
+        self._bank = self._base_seed = 0
         self._memory_fd = _anonymous_file()
         weakref.finalize(self, os.close, self._memory_fd)
-        count = min(self.num_envs, num_workers or available_cores())
-        self._workers: list[Worker] = []
-        self._finalizer = weakref.finalize(self, _shut_down, self._workers, os.getpid())
+        self._finalizer = weakref.finalize(self, _shut_down, self.workers, os.getpid())
         try:
-            for index, rows in enumerate(pairwise(self.num_envs * i // count for i in range(count + 1))):
-                worker = Worker(index, *rows, timeout=step_timeout)
-                worker.launch(self._order, self._memory_fd)
-                self._workers.append(worker)
-            for worker in self._workers:
-                layout = self._answer(worker)
-        except OSError as error:
+            bounds = [order["num_envs"] * i // num_workers for i in range(num_workers + 1)]
+            for index, rows in enumerate(pairwise(bounds)):
+                worker = Worker(index, *rows, timeout=timeout)
+                worker.launch(order, self._memory_fd)
+                self.workers.append(worker)
+            for worker in self.workers:
+                self.layout: Layout = self._answer(worker)
+        except BaseException as error:
             self._finalizer()
-            raise EnvFailure(f"cannot start {count} worker processes ({error}); lower num_workers") from error
-        except WorkerDied as death:
-            self._finalizer()
-            if death.tail:
-                logger.warning("worker %d %s\n%s", worker.index, death, death.tail.rstrip())
-            raise EnvFailure(f"a worker of env {env_id!r} died while building it; it {death.summary}") from None
-        except BaseException:
-            self._finalizer()
-            raise
-        size = buffer_bytes(layout, self.num_envs)
-        os.ftruncate(self._memory_fd, size)
-        self._lay_out(layout, map_buffers(layout, self.num_envs, mmap.mmap(self._memory_fd, size)))
+            if isinstance(error, OSError):
+                raise EnvFailure(f"cannot start {num_workers} worker processes ({error}); lower num_workers") from error
+            if not isinstance(error, WorkerDied):
+                raise
+            if error.tail:
+                logger.warning("worker %d %s\n%s", worker.index, error, error.tail.rstrip())
+            raise EnvFailure(f"a worker of env {env_id!r} died while building it; it {error.summary}") from None
 
-    def _reset_envs(self, seeds: list[int | None], *, spread_over: int) -> None:
+    def allocate(self, size: int) -> mmap.mmap:
+        """Memory that is shared with the workers."""
+        os.ftruncate(self._memory_fd, size)
+        return mmap.mmap(self._memory_fd, size)
+
+    def attach(self, buffers: Buffers) -> None:
+        """Use these buffers, which are in the shared memory."""
+        self._buffers = buffers
+
+    def reset(self, *, bank: int, seeds: list[int | None], base_seed: int, spread_over: int) -> None:
+        """Start a new episode in every env; see `EnvGroup.reset`."""
+        self._bank, self._base_seed = bank, base_seed
         self._settle()
-        for worker in self._workers:
+        for worker in self.workers:
             self._send_reset(worker, seeds[worker.start : worker.stop], spread_over=spread_over)
-        for worker in self._workers:
+        for worker in self.workers:
             try:
                 self._answer(worker)
             except WorkerDied as death:
                 self._revive(worker, death)
 
-    def _step_envs(self) -> None:
-        if any(worker.pending for worker in self._workers):
+    def step(self, bank: int) -> None:
+        """Step every env with the actions in the buffers; see `EnvGroup.step`."""
+        self._bank = bank
+        if any(worker.pending for worker in self.workers):
             raise RuntimeError("the last step was interrupted before every worker had answered: call reset() first")
-        command = wire.STEP[self._bank]
-        for worker in self._workers:
+        command = wire.STEP[bank]
+        for worker in self.workers:
             if worker.death is None:
                 worker.command(command)
-        for worker in self._workers:
+        for worker in self.workers:
             try:
                 if worker.death is not None:
                     raise worker.death
                 self._answer(worker)
                 worker.deaths = 0
             except WorkerDied as death:
-                self._buffers.mark_lost(slice(worker.start, worker.stop), self._bank)
+                self._buffers.mark_lost(slice(worker.start, worker.stop), bank)
                 self._revive(worker, death)
 
-    def _get_env_states(self) -> list[Plain] | str | None:
-        if any(worker.death for worker in self._workers):
+    def get_state(self) -> list[Plain] | str | None:
+        """The state of every env, or why one of them cannot be saved; None if a worker has just died."""
+        if any(worker.death for worker in self.workers):
             return None
-        for worker in self._workers:
+        for worker in self.workers:
             worker.call("get_state")
         answers = []
-        for worker in self._workers:
+        for worker in self.workers:
             try:
                 answers.append(self._answer(worker))
             except WorkerDied as death:
                 worker.death = death  # replaced in the next step, whose transition is lost
-        if any(worker.death for worker in self._workers):
+        if any(worker.death for worker in self.workers):
             return None
         reasons = [answer for answer in answers if isinstance(answer, str)]
         return reasons[0] if reasons else [state for answer in answers for state in answer]
 
-    def _set_env_states(self, states: list[Plain]) -> str | None:
+    def set_state(self, states: list[Plain], *, base_seed: int) -> str | None:
+        """Restore states of `get_state`; returns None, or why one of them cannot be restored."""
+        self._base_seed = base_seed
         self._settle()
-        for worker in self._workers:
+        for worker in self.workers:
             rows = states[worker.start : worker.stop]
-            worker.call("set_state", at_least=BUILD_SECONDS, states=rows, base_seed=self._base_seed)
+            worker.call("set_state", at_least=BUILD_SECONDS, states=rows, base_seed=base_seed)
         try:
-            reasons = [self._answer(worker) for worker in self._workers]
+            reasons = [self._answer(worker) for worker in self.workers]
         except WorkerDied as death:
-            raise EnvFailure(f"a worker of env {self.env_id!r} {death.summary}") from None
+            raise EnvFailure(f"a worker of env {self._env_id!r} {death.summary}") from None
         return next(filter(None, reasons), None)
 
-    def _why_inexact(self) -> str | None:
-        worker = self._workers[0]
+    def why_inexact(self) -> str | None:
+        """Why an env with a restored state would not continue exactly; see `EnvGroup.why_inexact`."""
+        worker = self.workers[0]
         if worker.death is not None:
             return "whether its state is exact could not be tested: its worker died"
         worker.call("why_inexact", at_least=2 * BUILD_SECONDS + TRIAL_SECONDS)
@@ -176,28 +196,28 @@ class AsyncVecEnv(GymVecEnv):
         worker.call("reset", bank=self._bank, seeds=seeds, base_seed=self._base_seed, spread_over=spread_over)
 
     def _answer(self, worker: Worker) -> Any:
-        """Wait for the end of a command and return its result; envs that failed in it are reported.
+        """Wait for the end of a command and return its result.
 
-        Raises:
-            WorkerDied: the worker died or did not answer in time.
-            UsageError: it cannot build its envs.
-            EnvFailure: it cannot go on.
+        Raises WorkerDied if the worker died or did not answer in time, UsageError if it cannot build its envs, and
+        EnvFailure if it cannot go on.
         """
         kind, content = worker.wait()
         if kind == wire.DONE:
             return None
-        answer, failures = content
         if kind == wire.REFUSED:
-            logger.debug("worker %d cannot build its envs\n%s", worker.index, failures)
-            raise UsageError(answer)
-        self._report(failures, worker=worker.index)
+            message, trace = content
+            logger.debug("worker %d cannot build its envs\n%s", worker.index, trace)
+            raise UsageError(message)
+        answer, failures, restarts = content
+        self.failures += failures
+        self.restarts += restarts
         if kind == wire.GAVE_UP:
             raise EnvFailure(answer)
         return answer
 
     def _settle(self) -> None:
         """Discard the answers to an interrupted step, and replace dead workers."""
-        for worker in self._workers:
+        for worker in self.workers:
             if worker.pending:
                 try:
                     worker.wait()
@@ -207,34 +227,22 @@ class AsyncVecEnv(GymVecEnv):
                 self._revive(worker, worker.death)
 
     def _revive(self, worker: Worker, death: WorkerDied) -> None:
-        """Replace a dead process by a new one with fresh episodes.
-
-        Raises:
-            EnvFailure: it has died `max_failures` times without a completed step in between.
-        """
+        """Replace a dead process; EnvFailure after `max_failures` deaths without a completed step in between."""
+        most, rows = self._order["max_failures"], range(worker.start, worker.stop)
         while True:
             worker.deaths += 1
-            gives_up = worker.deaths >= self._max_failures
-            logger.warning(
-                "worker %d (envs %d to %d) %s, death %d of %d in a row; %s%s",
-                worker.index,
-                worker.start,
-                worker.stop - 1,
-                death,
-                worker.deaths,
-                self._max_failures,
-                "giving up" if gives_up else "replaced by a new one with fresh episodes",
-                "\n" + death.tail.rstrip() if death.tail else "",
-            )
-            if gives_up:
+            what = "giving up" if worker.deaths >= most else "replaced by a new one with fresh episodes"
+            envs = f"envs {worker.start} to {worker.stop - 1}"
+            message = f"worker {worker.index} ({envs}) {death}, death {worker.deaths} of {most} in a row; {what}"
+            logger.warning("%s", "\n".join([message, *filter(None, [death.tail.rstrip()])]))
+            if worker.deaths >= most:
                 raise EnvFailure(
-                    f"worker {worker.index} of env {self.env_id!r} died {worker.deaths} times in a row; the last time "
+                    f"worker {worker.index} of env {self._env_id!r} died {worker.deaths} times in a row; the last time "
                     f"it {death.summary}"
                 )
-            self._restarts += 1
+            self.restarts += 1
             restarts = self._buffers.restarts
             restarts[worker.start : worker.stop] += 1
-            rows = range(worker.start, worker.stop)
             try:
                 worker.death = None
                 worker.launch(self._order, self._memory_fd)
@@ -252,7 +260,5 @@ class AsyncVecEnv(GymVecEnv):
                 death = again
 
     def close(self) -> None:
-        """Stop the workers. Calling it twice is harmless."""
-        if not self._closed:
-            self._closed = True
-            self._finalizer()
+        """Stop the workers."""
+        self._finalizer()

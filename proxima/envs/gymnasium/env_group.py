@@ -10,8 +10,9 @@ import importlib
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,6 @@ from proxima.envs.gymnasium.plain import Plain
 from proxima.envs.gymnasium.snapshot import NotPlain, TrackedEnv
 from proxima.envs.gymnasium.spaces import Buffers, Layout, layout_of
 from proxima.envs.gymnasium.step_values import reported_number, reported_success
-from proxima.envs.mujoco.model_warnings import model_warnings
 from proxima.errors import EnvFailure, UsageError
 
 Wrapper = Callable[[gym.Env], gym.Env]
@@ -61,6 +61,26 @@ def _keywords(spec: EnvSpec) -> list[str]:
         return []
 
 
+@contextlib.contextmanager
+def model_warnings() -> Iterator[None]:
+    """Turn MuJoCo's warnings into Python's; MuJoCo itself prints them and writes a file in the working folder.
+
+    Deprecation warnings are ignored: the user cannot change Gymnasium's model files.
+    """
+    import mujoco
+
+    def warn(message: str) -> None:
+        if "deprecated" not in message:
+            warnings.warn(f"MuJoCo: {message}", stacklevel=2)
+
+    previous = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(warn)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(previous)
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Everything needed to build one env, here or in another process."""
@@ -88,11 +108,7 @@ class Recipe:
         return cls(spec, env_id.rpartition(":")[0] or None, max_episode_steps, tuple(wrappers))
 
     def pickled(self) -> bytes:
-        """The recipe for another process; a class in the main script is sent itself, not by name.
-
-        Raises:
-            UsageError: an argument or a wrapper cannot be pickled.
-        """
+        """The recipe for another process; a class of the main script is pickled itself, not by name."""
         import cloudpickle  # type: ignore[import-untyped]
 
         spec = self.spec
@@ -107,11 +123,7 @@ class Recipe:
             ) from error
 
     def build(self) -> gym.Env:
-        """Build one env and its wrappers.
-
-        Raises:
-            UsageError: it cannot be built.
-        """
+        """Build one env and its wrappers; UsageError if that fails."""
         try:
             if self.module:
                 importlib.import_module(self.module)
@@ -126,16 +138,6 @@ class Recipe:
             raise usage_error(self.spec, error) from error
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An env that raised."""
-
-    env_index: int
-    doing: str  # "step", "reset" or "its restart"
-    in_a_row: int  # failures since its last successful step
-    traceback: str = field(default_factory=traceback.format_exc)
-
-
 def restart_seed(base_seed: int, env_index: int, restarts: int) -> int:
     """The seed of an env that replaces a failed one: different for each restart, the same in a repeated run."""
     return int(np.random.SeedSequence((base_seed, env_index, restarts)).generate_state(1)[0])
@@ -145,14 +147,15 @@ class EnvGroup:
     """Envs `start` to `stop` of a vector env, stepped one after another, results written into buffers.
 
     An env that raises in `step` or `reset` is replaced by a new object with a fresh episode, and the step in which it
-    raised is returned as a truncation with reward 0. `failures` lists them until the owner clears it.
+    raised is returned as a truncation with reward 0. `async_vec.WorkerPool` has the same interface.
     """
 
-    def __init__(self, recipe: Recipe, *, start: int, stop: int, max_failures: int) -> None:
-        self.start = start
-        self.max_failures = max_failures
-        self.failures: list[Failure] = []
-        self._recipe = recipe
+    def __init__(self, recipe: Recipe, *, start: int, stop: int, max_failures: int, label: str = "") -> None:
+        self.failures: list[str] = []
+        """Messages about envs that raised, until the owner logs and clears them."""
+        self.restarts = 0
+        """Number of envs that have been replaced."""
+        self._recipe, self._start, self._max_failures, self._label = recipe, start, max_failures, label
         self._base_seed = 0
         self._envs: list[TrackedEnv] = []
         try:
@@ -164,6 +167,10 @@ class EnvGroup:
             if asks_to_stop(error) or isinstance(error, UsageError):
                 raise
             raise usage_error(recipe.spec, error) from error
+
+    def allocate(self, size: int) -> Any:
+        """Memory for the buffers of this process alone."""
+        return np.zeros(size, np.uint8)
 
     def attach(self, buffers: Buffers) -> None:
         """Read actions from these buffers and write results into them: the rows of this group."""
@@ -182,7 +189,7 @@ class EnvGroup:
             self._reset_env(row, bank, seed)
             env = self._envs[row]
             if spread_over and env.time_limit is not None:
-                env.set_elapsed(env.time_limit._max_episode_steps * (self.start + row) // spread_over)
+                env.set_elapsed(env.time_limit._max_episode_steps * (self._start + row) // spread_over)
 
     def step(self, bank: int) -> None:
         """Step every env with its action, for as long as it is held, and start a new episode where one ended."""
@@ -251,28 +258,28 @@ class EnvGroup:
         self._envs = []
 
     def _replace(self, row: int, bank: int, doing: str) -> None:
-        """Replace an env that has just raised by a new one.
-
-        Raises:
-            EnvFailure: it has failed `max_failures` times without a successful step in between.
-        """
+        """Replace an env that has just raised; EnvFailure after `max_failures` without a successful step in between."""
         buffers = self._buffers
         while True:
             buffers.failures[row] += 1
-            failure = Failure(self.start + row, doing, int(buffers.failures[row]))
-            self.failures.append(failure)
-            if failure.in_a_row >= self.max_failures:
-                last_line = failure.traceback.strip().splitlines()[-1]
+            index, in_a_row, trace = self._start + row, int(buffers.failures[row]), traceback.format_exc().rstrip()
+            gives_up = in_a_row >= self._max_failures
+            self.failures.append(
+                f"env {index}{self._label} raised in {doing}, failure {in_a_row} of {self._max_failures} in a row; "
+                f"{'giving up' if gives_up else 'replaced by a new env with a fresh episode'}\n{trace}"
+            )
+            if gives_up:
                 raise EnvFailure(
-                    f"env {failure.env_index} of {self._recipe.spec.id!r} failed {failure.in_a_row} times in a row, "
-                    f"the last time in {doing}: {last_line}"
+                    f"env {index} of {self._recipe.spec.id!r} failed {in_a_row} times in a row, the last time in "
+                    f"{doing}: {trace.splitlines()[-1]}"
                 )
+            self.restarts += 1
             buffers.restarts[row] += 1
             try:
                 with env_errors_ignored():
                     self._envs[row].env.close()
                 self._envs[row] = TrackedEnv(self._recipe.build())
-                seed = restart_seed(self._base_seed, failure.env_index, int(buffers.restarts[row]))
+                seed = restart_seed(self._base_seed, index, int(buffers.restarts[row]))
                 self.layout.observation.write(self._envs[row].reset(seed), buffers.obs[bank], row)
                 return
             except BaseException as error:

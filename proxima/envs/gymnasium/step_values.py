@@ -21,12 +21,7 @@ def _scalar(value: Any) -> Any:
 
 
 def read_reward(value: Any) -> float:
-    """A reward as a float.
-
-    Raises:
-        TypeError: it is not a number.
-        OverflowError: it is an integer beyond the range of floats.
-    """
+    """A reward as a float; TypeError if it is not a number, OverflowError if it is too large an integer."""
     scalar = value if isinstance(value, float) else _scalar(value)
     if not isinstance(scalar, (float, Real, Decimal, np.bool_)):
         raise TypeError(f"the reward is {_shown(value)}, but it must be a number")
@@ -34,11 +29,7 @@ def read_reward(value: Any) -> float:
 
 
 def read_flag(value: Any, name: str) -> bool:
-    """`terminated` or `truncated` as a bool; integers and arrays of size 1 are accepted.
-
-    Raises:
-        TypeError: it is anything else, such as None or a string.
-    """
+    """`terminated` or `truncated` as a bool; integers and arrays of size 1 are accepted, else TypeError."""
     if type(value) is bool:
         return value
     scalar = _scalar(value)

@@ -4,10 +4,9 @@ Async mode is in `async_vec.py`; in both modes `env_group.py` owns the env objec
 """
 
 import logging
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,11 +15,14 @@ from torch import Tensor
 from proxima.envs.action_hold import Holder
 from proxima.envs.checks import check_count, check_seed
 from proxima.envs.contract import Episodes, Obs, Step, VecEnv
-from proxima.envs.gymnasium.env_group import EnvGroup, Failure, Recipe, Wrapper
-from proxima.envs.gymnasium.plain import Plain, pack, unpack
+from proxima.envs.gymnasium.env_group import EnvGroup, Recipe, Wrapper
+from proxima.envs.gymnasium.plain import pack, unpack
 from proxima.envs.gymnasium.snapshot import NotPlain
-from proxima.envs.gymnasium.spaces import Buffers, Layout, buffer_bytes, map_buffers
+from proxima.envs.gymnasium.spaces import buffer_bytes, map_buffers
 from proxima.errors import EnvFailure
+
+if TYPE_CHECKING:
+    from proxima.envs.gymnasium.async_vec import WorkerPool
 
 logger = logging.getLogger("proxima")
 
@@ -28,7 +30,7 @@ MAX_FAILURES = 5
 
 
 class GymVecEnv(VecEnv):
-    """Buffers, torch views of them, and episode statistics; the subclass decides where the envs run."""
+    """Buffers, torch views of them, and episode statistics; the envs are in a group that the subclass makes."""
 
     def __init__(
         self,
@@ -53,13 +55,15 @@ class GymVecEnv(VecEnv):
         self._base_seed = 0
         self._bank = 0
         self._started = False
-        self._restarts = 0
         self._tested = False
         self._obstacle: str | None = None
         self._closed = False
 
-    def _lay_out(self, layout: Layout, buffers: Buffers) -> None:
-        """Set spaces and arrays; the subclass calls this when it knows them."""
+    def _open(self, group: "EnvGroup | WorkerPool") -> None:
+        """Set the group, spaces and buffers; the subclass calls this at the end of its constructor."""
+        self._group, layout = group, group.layout
+        buffers = map_buffers(layout, self.num_envs, group.allocate(buffer_bytes(layout, self.num_envs)))
+        group.attach(buffers)
         self.observation_space = layout.observation.space
         self.action_space = layout.action.space
         self.step_seconds = layout.step_seconds
@@ -102,8 +106,9 @@ class GymVecEnv(VecEnv):
         self._bank = 1 - self._bank
         seeds = [None if seed is None else seed + index for index in range(self.num_envs)]
         self._started = True
-        with self._closing_on_failure():
-            self._reset_envs(seeds, spread_over=self.num_envs if self._spread_episodes else 0)
+        spread_over = self.num_envs if self._spread_episodes else 0
+        with self._reported():
+            self._group.reset(bank=self._bank, seeds=seeds, base_seed=self._base_seed, spread_over=spread_over)
         return self._obs[self._bank]
 
     def step(self, action: Tensor) -> Step:
@@ -116,8 +121,8 @@ class GymVecEnv(VecEnv):
         self._layout.action.write(action.detach().cpu().numpy(), self._buffers.action)
         self._buffers.hold[:], self._buffers.gamma[:] = self.holder.draw(), self.hold.gamma
         self._bank = 1 - self._bank
-        with self._closing_on_failure():
-            self._step_envs()
+        with self._reported():
+            self._group.step(self._bank)
 
         # Episodes that ended in the previous step have been read by now; their sums start again.
         self._return[self._ended] = 0.0
@@ -137,7 +142,7 @@ class GymVecEnv(VecEnv):
 
     def get_state(self) -> dict[str, Any] | None:
         """Everything needed to continue, exactly unless `why_inexact` says otherwise; None if it cannot be saved."""
-        states = self._get_env_states()
+        states = self._group.get_state()
         if not isinstance(states, list):
             if states is not None and states != self._obstacle:
                 logger.warning("The envs' state can no longer be saved: %s. A resume will start new episodes.", states)
@@ -150,19 +155,16 @@ class GymVecEnv(VecEnv):
             "statistics": {name: torch.from_numpy(array.copy()) for name, array in self._statistics().items()},
             "hold": self.holder.get_state(),
             "base_seed": self._base_seed,
-            "restarts": self._restarts,
+            "restarts": self._group.restarts,
         }
 
     def set_state(self, state: dict[str, Any]) -> Obs:
-        """Restore a state and return the observation that the policy acts on next.
-
-        Raises:
-            NotPlain: the state does not fit an env, or the env raised.
-        """
+        """Restore a state and return the observation that the policy acts on next; NotPlain if it does not fit."""
         self._check_open()
-        self._base_seed, self._restarts, self._started = state["base_seed"], state["restarts"], True
+        self._base_seed, self._group.restarts, self._started = state["base_seed"], state["restarts"], True
         self.holder.set_state(state["hold"])
-        reason = self._set_env_states(unpack(state["envs"]["text"], state["envs"]["data"].numpy()))
+        states = unpack(state["envs"]["text"], state["envs"]["data"].numpy())
+        reason = self._group.set_state(states, base_seed=self._base_seed)
         if reason is not None:
             raise NotPlain(reason)
         for name, array in self._statistics().items():
@@ -174,7 +176,7 @@ class GymVecEnv(VecEnv):
     def why_inexact(self) -> str | None:
         """Why a resume would not be exact; tested once, on two envs built for the test."""
         if not self._tested:
-            self._tested, self._obstacle = True, self._why_inexact()
+            self._tested, self._obstacle = True, self._group.why_inexact()
         return self._obstacle
 
     def _statistics(self) -> dict[str, np.ndarray]:
@@ -189,53 +191,26 @@ class GymVecEnv(VecEnv):
 
     def counters(self) -> dict[str, int]:
         """How many failed envs or workers have been replaced."""
-        return {"worker_restarts": self._restarts}
+        return {"worker_restarts": self._group.restarts}
 
-    @abstractmethod
-    def _reset_envs(self, seeds: list[int | None], *, spread_over: int) -> None:
-        """Reset every env; first observations go into the current bank."""
-
-    @abstractmethod
-    def _step_envs(self) -> None:
-        """Step every env with the actions in the buffers; observations go into the current bank."""
-
-    @abstractmethod
-    def _get_env_states(self) -> list[Plain] | str | None:
-        """The state of every env; a reason if one cannot be saved, None if it is unavailable at the moment."""
-
-    @abstractmethod
-    def _set_env_states(self, states: list[Plain]) -> str | None:
-        """Restore the state of every env; None, or why that is not possible."""
-
-    @abstractmethod
-    def _why_inexact(self) -> str | None:
-        """Test whether an env with a restored state continues exactly."""
-
-    def _report(self, failures: list[Failure], *, worker: int | None = None) -> None:
-        """Log and count the envs that raised, and clear the list."""
-        where = "" if worker is None else f" (worker {worker})"
-        for failure in failures:
-            gives_up = failure.in_a_row >= self._max_failures
-            self._restarts += not gives_up
-            logger.warning(
-                "env %d%s raised in %s, failure %d of %d in a row; %s\n%s",
-                failure.env_index,
-                where,
-                failure.doing,
-                failure.in_a_row,
-                self._max_failures,
-                "giving up" if gives_up else "replaced by a new env with a fresh episode",
-                failure.traceback.rstrip(),
-            )
-        failures.clear()
+    def close(self) -> None:
+        """Close the envs. Calling it twice is harmless."""
+        if not self._closed:
+            self._closed = True
+            self._group.close()
 
     @contextmanager
-    def _closing_on_failure(self) -> Iterator[None]:
+    def _reported(self) -> Iterator[None]:
+        """Log the envs that raised; close everything if one of them cannot be replaced."""
         try:
             yield
         except EnvFailure:
             self.close()
             raise
+        finally:
+            for message in self._group.failures:
+                logger.warning("%s", message)
+            self._group.failures.clear()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -247,35 +222,4 @@ class SyncVecEnv(GymVecEnv):
 
     def __init__(self, env_id: str, **options: Any) -> None:
         super().__init__(env_id, **options)
-        self._group = EnvGroup(self._recipe, start=0, stop=self.num_envs, max_failures=self._max_failures)
-        layout = self._group.layout
-        buffers = map_buffers(layout, self.num_envs, np.zeros(buffer_bytes(layout, self.num_envs), dtype=np.uint8))
-        self._group.attach(buffers)
-        self._lay_out(layout, buffers)
-
-    def _reset_envs(self, seeds: list[int | None], *, spread_over: int) -> None:
-        try:
-            self._group.reset(bank=self._bank, seeds=seeds, base_seed=self._base_seed, spread_over=spread_over)
-        finally:
-            self._report(self._group.failures)
-
-    def _step_envs(self) -> None:
-        try:
-            self._group.step(self._bank)
-        finally:
-            self._report(self._group.failures)
-
-    def _get_env_states(self) -> list[Plain] | str | None:
-        return self._group.get_state()
-
-    def _set_env_states(self, states: list[Plain]) -> str | None:
-        return self._group.set_state(states, base_seed=self._base_seed)
-
-    def _why_inexact(self) -> str | None:
-        return self._group.why_inexact()
-
-    def close(self) -> None:
-        """Close the envs. Calling it twice is harmless."""
-        if not self._closed:
-            self._closed = True
-            self._group.close()
+        self._open(EnvGroup(self._recipe, start=0, stop=self.num_envs, max_failures=self._max_failures))

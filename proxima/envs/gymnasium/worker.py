@@ -22,11 +22,11 @@ from typing import Any
 STEP = (b"0", b"1")  # the bank that observations are written to
 CALL = b"c"  # followed by a pickled (name of a method of EnvGroup, keyword arguments)
 QUIT = b"q"
-# Worker to parent. DONE stands alone: nothing to answer. The others are followed by a length and a pickled pair.
+# Worker to parent. DONE stands alone: nothing to answer. The others are followed by a length and a pickled tuple.
 DONE = b"."
-ANSWER = b"a"  # (result of the method, list[Failure]); the first one has the Layout of the envs
+ANSWER = b"a"  # (result of the method, EnvGroup's failures, its restarts); the first result is the Layout of the envs
+GAVE_UP = b"x"  # (message of the EnvFailure, failures, restarts)
 REFUSED = b"u"  # (message of the UsageError, traceback)
-GAVE_UP = b"x"  # (message of the EnvFailure, list[Failure])
 
 WHERE_ARE_YOU = signal.SIGUSR1  # answered by a traceback on stderr
 LENGTH = struct.Struct("<Q")
@@ -40,7 +40,7 @@ def _die_with_parent(fd: int) -> None:
     os._exit(0)
 
 
-def _send(sock: socket.socket, kind: bytes, content: tuple[Any, Any]) -> None:
+def _send(sock: socket.socket, kind: bytes, content: tuple[Any, ...]) -> None:
     import cloudpickle  # type: ignore[import-untyped]
 
     payload = cloudpickle.dumps(content)
@@ -67,15 +67,16 @@ def _serve(sock: socket.socket, memory_fd: int) -> None:
 
     stream = sock.makefile("rb")
     order = pickle.load(stream)
-    start, stop = order["start"], order["stop"]
+    num_envs = order.pop("num_envs")
     try:
-        group = EnvGroup(_load_recipe(order["recipe"]), start=start, stop=stop, max_failures=order["max_failures"])
+        group = EnvGroup(_load_recipe(order.pop("recipe")), **order)
     except UsageError as error:
         return _send(sock, REFUSED, (str(error), traceback.format_exc()))
-    _send(sock, ANSWER, (group.layout, []))
+    _send(sock, ANSWER, (group.layout, [], 0))
     if stream.peek(1)[:1] not in (b"", QUIT):  # type: ignore[attr-defined]
         # By the first command, the parent has set the size of the shared memory.
-        group.attach(map_buffers(group.layout, order["num_envs"], mmap.mmap(memory_fd, 0)).rows(start, stop))
+        buffers = map_buffers(group.layout, num_envs, mmap.mmap(memory_fd, 0))
+        group.attach(buffers.rows(order["start"], order["stop"]))
     os.close(memory_fd)
     while command := stream.read(1):
         kind, answer = ANSWER, None
@@ -95,8 +96,9 @@ def _serve(sock: socket.socket, memory_fd: int) -> None:
         if kind == ANSWER and answer is None and not group.failures:
             sock.sendall(DONE)
         else:
-            _send(sock, kind, (answer, group.failures))
+            _send(sock, kind, (answer, group.failures, group.restarts))
             group.failures.clear()
+            group.restarts = 0
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import os
 import pickle
 import select
@@ -22,7 +23,7 @@ logger = logging.getLogger("proxima")
 BUILD_SECONDS = 120.0  # per env: a short timeout for steps must not fail a slow start
 _TAIL_BYTES = 4096
 _READ_BYTES, _MOST_READS = 65536, 64  # of stderr at a time: a helper process may write without end
-_POLL_SECONDS = 0.5  # between checks of the process if the system has no pidfd
+_POLL_SECONDS = 0.5  # between checks of the process
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _ONE_THREAD = dict.fromkeys((*_THREAD_COUNTS, "VECLIB_MAXIMUM_THREADS"), "1")
 
@@ -69,14 +70,11 @@ class Worker:
         assert self._process.stderr is not None
         self._stderr: int | None = self._process.stderr.fileno()
         os.set_blocking(self._stderr, False)
-        self._pidfd = _open_pidfd(self._process.pid)
         self._poller = select.poll()
         self._poller.register(self._sock.fileno(), select.POLLIN)
         self._poller.register(self._stderr, select.POLLIN)
-        if self._pidfd is not None:
-            self._poller.register(self._pidfd, select.POLLIN)
         self.command(
-            pickle.dumps({**order, "start": self.start, "stop": self.stop}),
+            pickle.dumps({**order, "start": self.start, "stop": self.stop, "label": f" (worker {self.index})"}),
             at_least=BUILD_SECONDS * (self.stop - self.start),
         )
 
@@ -101,11 +99,7 @@ class Worker:
         self._send(data)
 
     def wait(self) -> tuple[bytes, Any]:
-        """The kind and the content of the answer.
-
-        Raises:
-            WorkerDied: there will be none.
-        """
+        """The kind and the content of the answer; raises WorkerDied if there will be none."""
         # The bytes stay in the inbox until the answer is complete, so that an interrupted wait can be called again.
         self._receive(1)
         kind, content, size = bytes(self._inbox[:1]), None, 1
@@ -127,9 +121,6 @@ class Worker:
         if self._process.stderr is not None:
             self._process.stderr.close()
         self._stderr = None
-        if self._pidfd is not None:
-            os.close(self._pidfd)
-            self._pidfd = None
 
     def quit(self) -> None:
         """Ask the process to close its envs and exit."""
@@ -176,15 +167,13 @@ class Worker:
         if self._sock.fileno() < 0:
             raise WorkerDied("has ended")
         while True:
-            left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-            if self._pidfd is None:
-                left = _POLL_SECONDS if left is None else min(left, _POLL_SECONDS)
-            ready = [fd for fd, _ in self._poller.poll(None if left is None else left * 1000.0)]
+            left = math.inf if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+            ready = [fd for fd, _ in self._poller.poll(1000.0 * min(left, _POLL_SECONDS))]
             if self._sock.fileno() in ready:
                 return
             if self._stderr in ready:
                 self._drain_stderr()
-            if self._pidfd in ready or self._process.poll() is not None:
+            if self._process.poll() is not None:
                 # What it sent before it died has arrived by now.
                 if not _poll(self._sock, select.POLLIN, 0.0):
                     raise self._dead()
@@ -237,14 +226,6 @@ def _poll(sock: socket.socket, event: int, seconds: float) -> bool:
     poller = select.poll()
     poller.register(sock.fileno(), event)
     return bool(poller.poll(seconds * 1000.0))
-
-
-def _open_pidfd(pid: int) -> int | None:
-    """A file descriptor that becomes readable when the process ends; None on systems without them (macOS)."""
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return None
 
 
 def _signal_name(number: int) -> str:

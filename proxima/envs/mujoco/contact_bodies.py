@@ -41,15 +41,13 @@ class Ant(Locomotion):
         """Forward position of the main body, which lags the coordinates by a substep."""
         return self.body_x[rows]
 
-    def healthy(self) -> Array:
-        """[N] bool."""
+    def _healthy(self) -> Array:
         low, high = self.z_range
         z = self.qpos[:, 2]
         finite = np.isfinite(self.qpos).all(axis=1) & np.isfinite(self.qvel).all(axis=1)
         return finite & (low <= z) & (z <= high)
 
-    def contact_cost(self) -> Array | None:
-        """[N], or None if contacts cost nothing."""
+    def _contact_cost(self) -> Array | None:
         if self.raw_forces is None:
             return None
         return self.contact_weight * squared_sum(np.clip(self.raw_forces, *self.force_range))
@@ -84,7 +82,7 @@ class HumanoidBody(Task):
         """Contact forces are observed by default, and in most versions penalised."""
         return observes(template, "cfrc_ext") or contact_weight(template) != 0
 
-    def contact_sum(self) -> Array | float:
+    def _contact_sum(self) -> Array | float:
         """Sum of squared contact forces `[N]`; 0 if they are not used."""
         return 0.0 if self.forces is None else squared_sum(self.forces)
 
@@ -109,19 +107,17 @@ class Humanoid(HumanoidBody, Locomotion):
         """Forward position of the centre of mass; einsum over all three axes, or the last bits differ."""
         return (np.einsum("b,nbj->nj", self.mass, self.body_centres[rows]) / self.total_mass)[:, 0]
 
-    def healthy(self) -> Array:
-        """[N] bool."""
+    def _healthy(self) -> Array:
         return between(self.qpos[:, 2], self.z_range)
 
-    def control_cost(self, action: Array) -> Array:
+    def _control_cost(self, action: Array) -> Array:
         """From the float64 controls, unlike the other tasks."""
         return self.control_weight * squared_sum(self.ctrl)
 
-    def contact_cost(self) -> Array | None:
-        """[N], or None in v4."""
+    def _contact_cost(self) -> Array | None:
         if self.is_v4:
             return None
-        return np.clip(self.contact_weight * self.contact_sum(), *self.contact_range)
+        return np.clip(self.contact_weight * self._contact_sum(), *self.contact_range)
 
 
 class HumanoidStandup(HumanoidBody):
@@ -137,7 +133,7 @@ class HumanoidStandup(HumanoidBody):
     def evaluate(self, action: Array) -> tuple[Array, Array | None]:
         """Height, control cost and impact cost. Like Gymnasium, it ignores `uph_cost_weight`."""
         control_cost = self.control_weight * squared_sum(self.ctrl)
-        impact_cost = np.clip(self.impact_weight * self.contact_sum(), *self.impact_range)
+        impact_cost = np.clip(self.impact_weight * self._contact_sum(), *self.impact_range)
         return self.qpos[:, 2] / self.timestep - control_cost - impact_cost + 1, None
 
 

@@ -29,11 +29,10 @@ class MujocoBatchEnv(EpisodicVecEnv):
 
     Args:
         env_id: A registered id of a task in `registry.TASKS`, such as `"HalfCheetah-v5"`.
-        num_envs: Number of copies.
         env_kwargs: Keyword arguments of the Gymnasium env.
         num_threads: None is every core that this process may use, at most `num_envs`.
         max_episode_steps: Time limit; None is the registered one.
-        spread_episodes: See `EpisodicVecEnv`.
+        **options: `num_envs` and `spread_episodes` of `EpisodicVecEnv`.
     """
 
     uses_numpy = True
@@ -42,32 +41,24 @@ class MujocoBatchEnv(EpisodicVecEnv):
         self,
         env_id: str,
         *,
-        num_envs: int,
         env_kwargs: Mapping[str, Any] | None = None,
         num_threads: int | None = None,
         max_episode_steps: int | None = None,
-        spread_episodes: bool = False,
+        **options: Any,
     ) -> None:
         check_count("num_threads", num_threads)
         template, task = make_template(env_id, env_kwargs)
-        super().__init__(
-            num_envs=num_envs,
-            max_episode_steps=registry[env_id].max_episode_steps if max_episode_steps is None else max_episode_steps,
-            spread_episodes=spread_episodes,
-        )
-        self.env_id = env_id
+        limit = registry[env_id].max_episode_steps if max_episode_steps is None else max_episode_steps
+        super().__init__(max_episode_steps=limit, **options)
+        self.env_id, num_envs = env_id, self.num_envs
         self.action_space: spaces.Box = template.action_space
         self.observation_space = spaces.Dict({"obs": template.observation_space})
         self.step_seconds = float(template.dt)
 
         self.num_threads = min(num_threads or available_cores(), num_envs)
         physics = ContactForcePhysics if task.needs_contact_forces(template) else Physics
-        self._physics = physics(
-            template.model,
-            num_envs=num_envs,
-            num_threads=self.num_threads,
-            nstep=template.frame_skip,
-        )
+        sizes = {"num_envs": num_envs, "num_threads": self.num_threads, "nstep": template.frame_skip}
+        self._physics = physics(template.model, **sizes)
         self._task = task(template, self._physics)
         template.close()
 

@@ -7,37 +7,26 @@ import gymnasium
 import numpy as np
 
 from proxima.envs.catalog import entry_point
-from proxima.envs.gymnasium.env_group import Recipe, usage_error
-from proxima.envs.mujoco.contact_bodies import Ant, Humanoid, HumanoidStandup
-from proxima.envs.mujoco.model_warnings import model_warnings
-from proxima.envs.mujoco.tasks import (
-    HalfCheetah,
-    Hopper,
-    InvertedDoublePendulum,
-    InvertedPendulum,
-    Pusher,
-    Reacher,
-    Swimmer,
-    Task,
-    Walker2d,
-)
+from proxima.envs.gymnasium.env_group import Recipe, model_warnings, usage_error
+from proxima.envs.mujoco import contact_bodies, tasks
+from proxima.envs.mujoco.tasks import Task
 from proxima.errors import UsageError
 
 # By entry point, because an id may have been registered again for another class.
 TASKS: dict[str, type[Task]] = {
     f"gymnasium.envs.mujoco.{module}_{version}:{task.__name__}Env": task
     for module, task in (
-        ("half_cheetah", HalfCheetah),
-        ("hopper", Hopper),
-        ("walker2d", Walker2d),
-        ("swimmer", Swimmer),
-        ("ant", Ant),
-        ("humanoid", Humanoid),
-        ("humanoidstandup", HumanoidStandup),
-        ("reacher", Reacher),
-        ("pusher", Pusher),
-        ("inverted_pendulum", InvertedPendulum),
-        ("inverted_double_pendulum", InvertedDoublePendulum),
+        ("half_cheetah", tasks.HalfCheetah),
+        ("hopper", tasks.Hopper),
+        ("walker2d", tasks.Walker2d),
+        ("swimmer", tasks.Swimmer),
+        ("ant", contact_bodies.Ant),
+        ("humanoid", contact_bodies.Humanoid),
+        ("humanoidstandup", contact_bodies.HumanoidStandup),
+        ("reacher", tasks.Reacher),
+        ("pusher", tasks.Pusher),
+        ("inverted_pendulum", tasks.InvertedPendulum),
+        ("inverted_double_pendulum", tasks.InvertedDoublePendulum),
     )
     for version in ("v4", "v5")
     if (module, version) != ("pusher", "v4")  # Gymnasium itself refuses it with MuJoCo 3 and later

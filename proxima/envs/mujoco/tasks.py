@@ -84,16 +84,13 @@ class Locomotion(Task):
         """Forward position."""
         return self.qpos[rows, 0]
 
-    def healthy(self) -> Array:
-        """[N] bool."""
+    def _healthy(self) -> Array:  # [N] bool
         raise NotImplementedError
 
-    def control_cost(self, action: Array) -> Array:
-        """[N]."""
+    def _control_cost(self, action: Array) -> Array:  # [N]
         return self.control_weight * squared_sum(action)
 
-    def contact_cost(self) -> Array | None:
-        """[N], or None if contacts cost nothing."""
+    def _contact_cost(self) -> Array | None:  # [N], None if contacts cost nothing
         return None
 
     def evaluate(self, action: Array) -> tuple[Array, Array | None]:
@@ -103,13 +100,13 @@ class Locomotion(Task):
         if self.forward_weight != 1:
             reward *= self.forward_weight
         self.last[:] = position
-        costs = self.control_cost(action)
-        if (contact_cost := self.contact_cost()) is not None:
+        costs = self._control_cost(action)
+        if (contact_cost := self._contact_cost()) is not None:
             costs = costs + contact_cost
         if self.healthy_weight is None:
             reward -= costs
             return reward, None
-        healthy = self.healthy()
+        healthy = self._healthy()
         reward += self.healthy_weight if self.always_bonus else healthy * self.healthy_weight
         reward -= costs
         return reward, ~healthy if self.ends_unhealthy else None
@@ -135,8 +132,7 @@ class Walker2d(Locomotion):
         self.z_range = template._healthy_z_range
         self.angle_range = template._healthy_angle_range
 
-    def healthy(self) -> Array:
-        """[N] bool."""
+    def _healthy(self) -> Array:
         return between(self.qpos[:, 1], self.z_range) & between(self.qpos[:, 2], self.angle_range)
 
     def observation(self, rows: Rows) -> tuple[Array, ...]:
@@ -151,10 +147,9 @@ class Hopper(Walker2d):
         super().__init__(template, physics)
         self.state_range = template._healthy_state_range
 
-    def healthy(self) -> Array:
-        """[N] bool."""
+    def _healthy(self) -> Array:
         state = np.concatenate((self.qpos[:, 2:], self.qvel), axis=1)
-        return super().healthy() & between(state, self.state_range).all(axis=1)
+        return super()._healthy() & between(state, self.state_range).all(axis=1)
 
 
 class InvertedPendulum(Task):

@@ -16,7 +16,7 @@ _BALL_GREY, _PADDLE_GREY = 255, 160
 
 
 class PixelCatch(PixelEnv):
-    """Balls fall, drift sideways and bounce off the walls; the paddle (left, stay, right) gets 1 per catch, -1 per miss.
+    """Balls fall, drift and bounce off the walls; the paddle (left, stay, right) gets 1 per catch, -1 per miss.
 
     A ball may drift faster than the paddle moves, so a policy must infer its velocity, which takes two images.
 
