@@ -6,6 +6,7 @@ No env is built here.
 import difflib
 import importlib
 import importlib.util
+import itertools
 import re
 from dataclasses import replace
 
@@ -27,17 +28,12 @@ _MIN_PREFIX = 5
 OURS = "proxima"
 """Namespace of the ids that are registered here."""
 TENSOR_WORLDS = {
-    f"{OURS}/SyntheticQuadruped-v0": "proxima.envs.toys.tensor_worlds:SyntheticQuadruped",
-    f"{OURS}/Recall-v0": "proxima.envs.toys.tensor_worlds:Recall",
+    f"{OURS}/{name}-v0": f"proxima.envs.toys.tensor_worlds:{name}" for name in ("SyntheticQuadruped", "Recall")
 }
 """Our own envs on tensors: the class that runs all envs at once. `single` makes one of them for Gymnasium."""
 for _id in TENSOR_WORLDS:
-    gym.register(
-        _id,
-        "proxima.envs.tensor_env:single",
-        max_episode_steps=1000 if "Quadruped" in _id else None,
-        kwargs={"env_id": _id},
-    )
+    _steps = 1000 if "Quadruped" in _id else None
+    gym.register(_id, "proxima.envs.tensor_env:single", max_episode_steps=_steps, kwargs={"env_id": _id})
 for _name, _steps, _entry_point in (
     ("CartPoleHidden-v1", 500, "hidden_velocity:cart_pole"),
     ("PendulumHidden-v1", 200, "hidden_velocity:pendulum"),
@@ -47,11 +43,9 @@ for _name, _steps, _entry_point in (
 
 _MARIO = "proxima.envs.games.mario.env:MarioEnv"
 gym.register(f"{OURS}/SuperMarioBros-v0", _MARIO)
-for _world in range(1, 9):
-    for _stage in range(1, 5):
-        _kwargs = {"world": _world, "stage": _stage}
-        gym.register(f"{OURS}/SuperMarioBros-{_world}-{_stage}-v0", _MARIO, kwargs=_kwargs)
-
+for _world, _stage in itertools.product(range(1, 9), range(1, 5)):
+    _kwargs = {"world": _world, "stage": _stage}
+    gym.register(f"{OURS}/SuperMarioBros-{_world}-{_stage}-v0", _MARIO, kwargs=_kwargs)
 
 ATARI = "ALE"
 """Namespace of the Atari ids, which ale-py registers when it is imported."""

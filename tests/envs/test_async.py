@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,6 @@ from proxima.errors import EnvFailure, UsageError
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def opened() -> Iterator[list[VecEnv]]:
-    """Envs put in here are closed whatever happens."""
-    envs: list[VecEnv] = []
-    yield envs
-    for env in envs:
-        env.close()
 
 
 def counters(opened: list[VecEnv], *, num_envs: int = 2, num_workers: int = 2, **kwargs: Any) -> AsyncVecEnv:
@@ -54,7 +44,7 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_until_gone(pids: list[int], seconds: float = 10.0) -> list[int]:
-    """The processes that are still there after all that time."""
+    """The processes that still exist after a while."""
     deadline = time.monotonic() + seconds
     while (left := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -70,7 +60,7 @@ def random_action(env: VecEnv, generator: torch.Generator) -> torch.Tensor:
 
 
 def record(env: VecEnv, steps: int) -> dict[str, list[torch.Tensor]]:
-    """Everything that a run of random actions gives."""
+    """Everything that random actions return."""
     generator = torch.Generator().manual_seed(1)
     log: dict[str, list[torch.Tensor]] = {"obs": [env.reset(123)["obs"].clone()]}
     for _ in range(steps):

@@ -1,10 +1,9 @@
-"""The trial of exactness at the start of a run ends with an answer, whatever the env does."""
+"""The test of exactness at the start of a run returns an answer, whatever the env does."""
 
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,6 @@ from proxima.envs.make import make_env
 from proxima.errors import StopRequest
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def opened() -> Iterator[list[VecEnv]]:
-    """Envs put in here are closed whatever happens."""
-    envs: list[VecEnv] = []
-    yield envs
-    for env in envs:
-        env.close()
 
 
 def hostile(**kwargs: Any) -> Any:
@@ -103,7 +93,7 @@ def test_a_slow_env_is_left_alone_at_the_deadline(replay: bool, monkeypatch: Any
 
 @pytest.mark.parametrize("replay", [False, True])
 def test_a_rather_slow_env_is_compared_for_fewer_steps(replay: bool, monkeypatch: Any) -> None:
-    monkeypatch.setattr(exactness_trial, "TRIAL_SECONDS", 2.0)  # as 0.5 s a step in 20 s
+    monkeypatch.setattr(exactness_trial, "TRIAL_SECONDS", 2.0)  # as 0.5 s per step in 20 s
     start = time.monotonic()
     assert why_inexact(lambda: hostile_envs.Slow(0.05, replay=replay)) is None
     assert time.monotonic() - start < 3.0

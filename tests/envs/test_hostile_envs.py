@@ -1,10 +1,9 @@
-"""Envs that raise what is no Exception, return what cannot be read, or leave processes behind, in both modes."""
+"""Envs that raise a BaseException, return unreadable values, or leave processes behind, in both modes."""
 
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -25,15 +24,6 @@ from proxima.envs.make import make_env
 from proxima.errors import EnvFailure, StopRequest, UsageError
 
 MODES = ("sync", "async")
-
-
-@pytest.fixture
-def opened() -> Iterator[list[VecEnv]]:
-    """Envs put in here are closed whatever happens."""
-    envs: list[VecEnv] = []
-    yield envs
-    for env in envs:
-        env.close()
 
 
 def step(env: VecEnv) -> Any:
@@ -196,7 +186,7 @@ def test_a_value_that_is_never_readable_ends_the_run_with_the_reason(mode: str, 
 
 
 class SecondStepFirst(gym.Wrapper):
-    """Begins its episodes with the step that returns something odd."""
+    """Its episodes start with the step that returns an odd value."""
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict]:
         result = self.env.reset(**kwargs)
@@ -230,13 +220,10 @@ def test_numbers_by_themselves() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pidfd", [True, False])
 @pytest.mark.parametrize("what", ["helper", "helper by command"])
 def test_a_worker_is_dead_even_if_a_helper_of_its_env_lives_on(
-    what: str, pidfd: bool, opened: list[VecEnv], tmp_path: Path, monkeypatch: Any, caplog: Any
+    what: str, opened: list[VecEnv], tmp_path: Path, caplog: Any
 ) -> None:
-    if not pidfd:
-        monkeypatch.delattr(os, "pidfd_open", raising=False)
     kwargs = {"what": what, "once": str(tmp_path / "struck")}
     env = AsyncVecEnv("hostile/Hostile-v0", env_kwargs=kwargs)
     opened.append(env)

@@ -1,4 +1,4 @@
-"""The choice of a back end, and what is said about an id that does not work."""
+"""The choice of a back end, and the errors for ids that do not work."""
 
 import importlib.util
 from typing import Any

@@ -1,4 +1,4 @@
-"""Super Mario Bros.: what memory means, and that a console goes on exactly wherever it stands."""
+"""Super Mario Bros.: reading the console's memory, and exact states of consoles."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ RIGHT, RIGHT_A = 1, 2
 
 
 def memory(**places: int) -> bytes:
-    """A console's memory in the middle of play, with some places changed."""
+    """A console's memory in the middle of a game, with some addresses changed."""
     ram = bytearray(2048)
     names = {"state": 0x0E, "down": 0xB5, "page": 0x6D, "x": 0x86, "y": 0x3B8, "lives": 0x75A, "float": 0x1D}
     names |= {"world": 0x75F, "stage": 0x75C, "area": 0x760, "status": 0x756, "mode": 0x770, "enemy": 0x18}

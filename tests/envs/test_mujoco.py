@@ -1,4 +1,4 @@
-"""The batch back end against Gymnasium itself: every number equal, bit for bit."""
+"""The batch back end is bit-identical to Gymnasium."""
 
 import io
 import re
@@ -59,7 +59,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def registered() -> Iterator[None]:
-    """Puts Gymnasium's registry back."""
+    """Restores Gymnasium's registry."""
     before = dict(gymnasium.registry)
     yield
     gymnasium.registry.clear()
@@ -76,7 +76,7 @@ def random_actions(env: MujocoBatchEnv, steps: int, *, scale: float = 1.0, seed:
 def assert_equals_gymnasium(
     env_id: str, *, num_envs: int, steps: int, scale: float = 1.0, seed: int = 7, **env_kwargs: Any
 ) -> int:
-    """Step both, Gymnasium's envs one by one with the same-step autoreset done here; how many episodes ended."""
+    """Compare with Gymnasium's envs, stepped one by one with same-step autoreset; returns how many episodes ended."""
     env = MujocoBatchEnv(env_id, num_envs=num_envs, env_kwargs=env_kwargs, num_threads=2)
     references = [gymnasium.make(env_id, **env_kwargs) for _ in range(num_envs)]
     assert env.observation_space["obs"] == references[0].observation_space
@@ -186,7 +186,7 @@ def test_state_goes_on_exactly(env_id: str) -> None:
     record(env, actions[:17])
     buffer = io.BytesIO()
     torch.save(env.get_state(), buffer)
-    obs_before = env.step(actions[17]).obs["obs"].clone()  # the state is a copy: going on does not change it
+    obs_before = env.step(actions[17]).obs["obs"].clone()  # the state is a copy: further steps do not change it
     expected = record(env, actions[18:])
 
     buffer.seek(0)
@@ -205,7 +205,7 @@ def test_state_of_another_env_is_refused() -> None:
 
 
 def record(env: MujocoBatchEnv, actions: torch.Tensor) -> list[bytes]:
-    """Every bit that the env gives back."""
+    """Everything that the env returns, as bytes."""
 
     def bits(step: Step) -> bytes:
         final = [] if step.final_obs is None else [step.final_obs["obs"][step.ended]]

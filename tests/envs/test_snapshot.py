@@ -1,4 +1,4 @@
-"""States of Gymnasium envs go on exactly in other objects and other processes."""
+"""States of Gymnasium envs continue exactly in other objects and other processes."""
 
 import io
 import random
@@ -27,7 +27,7 @@ INEXACT = {"BipedalWalker-v3", "BipedalWalkerHardcore-v3", "CarRacing-v3"}
 
 
 class Walk(gym.Env):
-    """A random walk with an object of its own, so that only a replay brings it back; `leak` breaks even that."""
+    """A random walk whose state is in an opaque object, so that it must be replayed; `leak` makes replays inexact."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (1,))
     action_space = spaces.Discrete(2)

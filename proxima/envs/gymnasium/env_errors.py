@@ -4,8 +4,7 @@ No torch here: worker processes import this file.
 """
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Any
 
 from proxima.errors import StopRequest
 
@@ -21,11 +20,10 @@ def asks_to_stop(error: BaseException) -> bool:
     return isinstance(error, (StopRequest, GeneratorExit))
 
 
-@contextmanager
-def env_errors_ignored() -> Iterator[None]:
-    """For `close()` of an env that is no longer needed: ignore whatever it raises, except a request to stop."""
+def close_env(env: Any) -> None:
+    """Close an env that is no longer needed; what it raises is ignored, except a request to stop."""
     try:
-        yield
+        env.close()
     except BaseException as error:
         if asks_to_stop(error):
             raise

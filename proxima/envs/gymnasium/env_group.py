@@ -23,7 +23,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from proxima.envs.action_hold import repeat
 from proxima.envs.catalog import find_spec, is_mujoco
 from proxima.envs.checks import check_count
-from proxima.envs.gymnasium.env_errors import asks_to_stop, env_errors_ignored, first_line, one_line
+from proxima.envs.gymnasium.env_errors import asks_to_stop, close_env, first_line, one_line
 from proxima.envs.gymnasium.exactness_trial import why_inexact
 from proxima.envs.gymnasium.plain import Plain
 from proxima.envs.gymnasium.snapshot import NotPlain, TrackedEnv
@@ -253,8 +253,7 @@ class EnvGroup:
     def close(self) -> None:
         """Close every env; what they raise is ignored."""
         for env in self._envs:
-            with env_errors_ignored():
-                env.env.close()
+            close_env(env.env)
         self._envs = []
 
     def _replace(self, row: int, bank: int, doing: str) -> None:
@@ -276,8 +275,7 @@ class EnvGroup:
             self.restarts += 1
             buffers.restarts[row] += 1
             try:
-                with env_errors_ignored():
-                    self._envs[row].env.close()
+                close_env(self._envs[row].env)
                 self._envs[row] = TrackedEnv(self._recipe.build())
                 seed = restart_seed(self._base_seed, index, int(buffers.restarts[row]))
                 self.layout.observation.write(self._envs[row].reset(seed), buffers.obs[bank], row)

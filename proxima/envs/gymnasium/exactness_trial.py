@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from proxima.envs.gymnasium.env_errors import asks_to_stop, env_errors_ignored, one_line
+from proxima.envs.gymnasium.env_errors import asks_to_stop, close_env, one_line
 from proxima.envs.gymnasium.snapshot import TrackedEnv
 
 TRIAL_SECONDS = 20.0
@@ -61,8 +61,7 @@ def why_inexact(build: Callable[[], gym.Env]) -> str | None:
         return f"its state cannot be saved: {one_line(error)}"
     finally:
         for env in envs:
-            with env_errors_ignored():
-                env.env.close()
+            close_env(env.env)
 
 
 def _compare(one: _TimedEnv, two: _TimedEnv) -> str | None:

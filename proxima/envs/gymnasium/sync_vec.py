@@ -52,12 +52,9 @@ class GymVecEnv(VecEnv):
         self._recipe = Recipe.of(env_id, env_kwargs=env_kwargs, max_episode_steps=max_episode_steps, wrappers=wrappers)
         self._spread_episodes = spread_episodes
         self._max_failures = max_failures
-        self._base_seed = 0
-        self._bank = 0
-        self._started = False
-        self._tested = False
+        self._base_seed = self._bank = 0
+        self._started = self._tested = self._closed = False
         self._obstacle: str | None = None
-        self._closed = False
 
     def _open(self, group: "EnvGroup | WorkerPool") -> None:
         """Set the group, spaces and buffers; the subclass calls this at the end of its constructor."""
@@ -81,6 +78,9 @@ class GymVecEnv(VecEnv):
         self._ended, self._return, self._length = (np.zeros(self.num_envs, kind) for kind in (bool, float, np.int64))
         shown = (buffers.reward, buffers.duration, buffers.terminated, buffers.truncated)
         self._reward, self._duration, self._terminated, self._truncated = map(torch.from_numpy, shown)
+        # What belongs to the state besides the envs.
+        self._statistics = {"ended": self._ended, "return": self._return, "length": self._length}
+        self._statistics |= {"restarts": buffers.restarts, "failures": buffers.failures}
         self._episodes = Episodes(
             torch.from_numpy(self._return),
             torch.from_numpy(self._length),
@@ -152,7 +152,7 @@ class GymVecEnv(VecEnv):
         return {
             "envs": {"text": text, "data": torch.from_numpy(data)},
             "obs": {key: x.clone() for key, x in self._obs[self._bank].items()},
-            "statistics": {name: torch.from_numpy(array.copy()) for name, array in self._statistics().items()},
+            "statistics": {name: torch.from_numpy(array.copy()) for name, array in self._statistics.items()},
             "hold": self.holder.get_state(),
             "base_seed": self._base_seed,
             "restarts": self._group.restarts,
@@ -167,7 +167,7 @@ class GymVecEnv(VecEnv):
         reason = self._group.set_state(states, base_seed=self._base_seed)
         if reason is not None:
             raise NotPlain(reason)
-        for name, array in self._statistics().items():
+        for name, array in self._statistics.items():
             array[:] = state["statistics"][name].numpy()
         for key, x in self._obs[self._bank].items():
             x.copy_(state["obs"][key])
@@ -178,16 +178,6 @@ class GymVecEnv(VecEnv):
         if not self._tested:
             self._tested, self._obstacle = True, self._group.why_inexact()
         return self._obstacle
-
-    def _statistics(self) -> dict[str, np.ndarray]:
-        """What belongs to the state besides the envs: statistics of unfinished episodes, and failures."""
-        return {
-            "ended": self._ended,
-            "return": self._return,
-            "length": self._length,
-            "restarts": self._buffers.restarts,
-            "failures": self._buffers.failures,
-        }
 
     def counters(self) -> dict[str, int]:
         """How many failed envs or workers have been replaced."""

@@ -48,7 +48,8 @@ class Worker:
     """One worker process, with the envs `start` to `stop`."""
 
     def __init__(self, index: int, start: int, stop: int, *, timeout: float | None) -> None:
-        self.index, self.start, self.stop, self.timeout = index, start, stop, timeout
+        self.index, self.start, self.stop = index, start, stop
+        self._timeout = math.inf if timeout is None else timeout
         self.deaths = 0  # since its last completed step
         self.pending = False  # a command has not been answered yet
         self.death: WorkerDied | None = None  # noticed, but the worker has not been replaced yet
@@ -94,8 +95,8 @@ class Worker:
         """
         self.pending = True
         self._tail = b""
-        self._allowed = None if self.timeout is None else max(self.timeout, at_least)
-        self._deadline = None if self._allowed is None else time.monotonic() + self._allowed
+        self._allowed = max(self._timeout, at_least)
+        self._deadline = time.monotonic() + self._allowed
         self._send(data)
 
     def wait(self) -> tuple[bytes, Any]:
@@ -167,7 +168,7 @@ class Worker:
         if self._sock.fileno() < 0:
             raise WorkerDied("has ended")
         while True:
-            left = math.inf if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+            left = max(0.0, self._deadline - time.monotonic())
             ready = [fd for fd, _ in self._poller.poll(1000.0 * min(left, _POLL_SECONDS))]
             if self._sock.fileno() in ready:
                 return
@@ -182,7 +183,7 @@ class Worker:
                 raise self._hung()
 
     def _is_late(self) -> bool:
-        return self._deadline is not None and time.monotonic() >= self._deadline
+        return time.monotonic() >= self._deadline
 
     def _drain_stderr(self) -> None:
         """Read and log stderr, so that the worker does not block on a full pipe; keep the last bytes."""
@@ -204,7 +205,7 @@ class Worker:
         with contextlib.suppress(OSError):
             os.kill(self.pid, wire.WHERE_ARE_YOU)
             time.sleep(0.1)
-        which = " (step_timeout)" if self._allowed == self.timeout else ""
+        which = " (step_timeout)" if self._allowed == self._timeout else ""
         return self._buried(f"did not answer within {self._allowed:g} s{which} and was killed")
 
     def _dead(self) -> WorkerDied:

@@ -19,15 +19,11 @@ class Ant(Locomotion):
 
     def __init__(self, template: Any, physics: Physics) -> None:
         super().__init__(template, physics)
-        self.z_range = template._healthy_z_range
-        self.force_range = template._contact_force_range
-        self.contact_weight = template._contact_cost_weight
         if self.is_v4:
             body, observed, first_body = "torso", template._use_contact_forces, 0
         else:
             body, observed, first_body = template._main_body, template._include_cfrc_ext_in_observation, 1
         self.body_x = physics.bind("xpos")[:, 3 * template.model.body(body).id]
-        self.raw_forces = physics.bind("cfrc_ext") if self.needs_contact_forces(template) else None
         self.first_force = FORCE * first_body if observed else None
 
     @classmethod
@@ -42,22 +38,25 @@ class Ant(Locomotion):
         return self.body_x[rows]
 
     def _healthy(self) -> Array:
-        low, high = self.z_range
+        low, high = self.template._healthy_z_range
         z = self.qpos[:, 2]
         finite = np.isfinite(self.qpos).all(axis=1) & np.isfinite(self.qvel).all(axis=1)
         return finite & (low <= z) & (z <= high)
 
     def _contact_cost(self) -> Array | None:
-        if self.raw_forces is None:
+        if self.forces is None:
             return None
-        return self.contact_weight * squared_sum(np.clip(self.raw_forces, *self.force_range))
+        return self.template._contact_cost_weight * squared_sum(self._clipped(self.forces))
 
     def observation(self, rows: Rows) -> tuple[Array, ...]:
         """Positions, velocities and, optionally, clipped contact forces."""
         parts = super().observation(rows)
-        if self.first_force is None or self.raw_forces is None:
+        if self.first_force is None or self.forces is None:
             return parts
-        return *parts, np.clip(self.raw_forces[rows, self.first_force :], *self.force_range)
+        return *parts, self._clipped(self.forces[rows, self.first_force :])
+
+    def _clipped(self, forces: Array) -> Array:
+        return np.clip(forces, *self.template._contact_force_range)
 
 
 class HumanoidBody(Task):
@@ -75,7 +74,6 @@ class HumanoidBody(Task):
             for name, omitted in self.optional.items()
             if observes(template, name)
         ]
-        self.forces = physics.bind("cfrc_ext") if self.needs_contact_forces(template) else None
 
     @classmethod
     def needs_contact_forces(cls, template: Any) -> bool:
@@ -96,7 +94,6 @@ class Humanoid(HumanoidBody, Locomotion):
 
     def __init__(self, template: Any, physics: Physics) -> None:
         super().__init__(template, physics)
-        self.z_range = template._healthy_z_range
         self.contact_weight = contact_weight(template)
         self.contact_range = getattr(template, "_contact_cost_range", (-np.inf, np.inf))
         self.mass = template.model.body_mass.copy()
@@ -108,7 +105,7 @@ class Humanoid(HumanoidBody, Locomotion):
         return (np.einsum("b,nbj->nj", self.mass, self.body_centres[rows]) / self.total_mass)[:, 0]
 
     def _healthy(self) -> Array:
-        return between(self.qpos[:, 2], self.z_range)
+        return between(self.qpos[:, 2], self.template._healthy_z_range)
 
     def _control_cost(self, action: Array) -> Array:
         """From the float64 controls, unlike the other tasks."""
@@ -125,7 +122,6 @@ class HumanoidStandup(HumanoidBody):
 
     def __init__(self, template: Any, physics: Physics) -> None:
         super().__init__(template, physics)
-        self.timestep = template.model.opt.timestep
         self.control_weight = getattr(template, "_ctrl_cost_weight", 0.1)
         self.impact_weight = contact_weight(template)
         self.impact_range = getattr(template, "_impact_cost_range", (-np.inf, 10))
@@ -134,7 +130,7 @@ class HumanoidStandup(HumanoidBody):
         """Height, control cost and impact cost. Like Gymnasium, it ignores `uph_cost_weight`."""
         control_cost = self.control_weight * squared_sum(self.ctrl)
         impact_cost = np.clip(self.impact_weight * self._contact_sum(), *self.impact_range)
-        return self.qpos[:, 2] / self.timestep - control_cost - impact_cost + 1, None
+        return self.qpos[:, 2] / self.template.model.opt.timestep - control_cost - impact_cost + 1, None
 
 
 def observes(template: Any, name: str) -> bool:

@@ -30,6 +30,7 @@ class Task:
     """Number of leading position coordinates that are not observed by default."""
 
     def __init__(self, template: Any, physics: Physics) -> None:
+        self.template = template
         self.qpos, self.qvel, self.ctrl = physics.qpos, physics.qvel, physics.ctrl
         self.is_v4 = type(template).__module__.endswith("_v4")
         self.dt: float = template.dt
@@ -37,6 +38,7 @@ class Task:
         self.init_qvel: Array = template.init_qvel.copy()
         self.scale: float = getattr(template, "_reset_noise_scale", self.noise_scale)
         self.first = self.hidden if getattr(template, "_exclude_current_positions_from_observation", True) else 0
+        self.forces = physics.bind("cfrc_ext") if self.needs_contact_forces(template) else None
         self.last: Array = np.zeros((len(self.qpos), 0))
         """`[N, ...]`: `measure` after the previous step, for tasks that reward a difference."""
 
@@ -127,13 +129,9 @@ class Swimmer(Locomotion):
 class Walker2d(Locomotion):
     """Healthy while the torso's height and angle are within ranges; observed velocities are clipped."""
 
-    def __init__(self, template: Any, physics: Physics) -> None:
-        super().__init__(template, physics)
-        self.z_range = template._healthy_z_range
-        self.angle_range = template._healthy_angle_range
-
     def _healthy(self) -> Array:
-        return between(self.qpos[:, 1], self.z_range) & between(self.qpos[:, 2], self.angle_range)
+        high_enough = between(self.qpos[:, 1], self.template._healthy_z_range)
+        return high_enough & between(self.qpos[:, 2], self.template._healthy_angle_range)
 
     def observation(self, rows: Rows) -> tuple[Array, ...]:
         """Positions and clipped velocities."""
@@ -143,13 +141,9 @@ class Walker2d(Locomotion):
 class Hopper(Walker2d):
     """As Walker2d; to be healthy, all coordinates except the first two must be within a range too."""
 
-    def __init__(self, template: Any, physics: Physics) -> None:
-        super().__init__(template, physics)
-        self.state_range = template._healthy_state_range
-
     def _healthy(self) -> Array:
         state = np.concatenate((self.qpos[:, 2:], self.qvel), axis=1)
-        return super()._healthy() & between(state, self.state_range).all(axis=1)
+        return super()._healthy() & between(state, self.template._healthy_state_range).all(axis=1)
 
 
 class InvertedPendulum(Task):
@@ -237,16 +231,13 @@ class Pusher(Task):
 
     def __init__(self, template: Any, physics: Physics) -> None:
         super().__init__(template, physics)
-        self.near_weight = template._reward_near_weight
-        self.distance_weight = template._reward_dist_weight
-        self.control_weight = template._reward_control_weight
         self.tip, self.object, self.goal = body_positions(template, physics, "tips_arm", "object", "goal")
 
     def evaluate(self, action: Array) -> tuple[Array, Array | None]:
         """Distances from object to goal and from tip to object, and control cost."""
-        near = -norm(self.object - self.tip) * self.near_weight
-        distance = -norm(self.object - self.goal) * self.distance_weight
-        return distance + -squared_sum(action) * self.control_weight + near, None
+        near = -norm(self.object - self.tip) * self.template._reward_near_weight
+        distance = -norm(self.object - self.goal) * self.template._reward_dist_weight
+        return distance + -squared_sum(action) * self.template._reward_control_weight + near, None
 
     def observation(self, rows: Rows) -> tuple[Array, ...]:
         """Angles and velocities of the arm's joints; positions of tip, object and goal."""
