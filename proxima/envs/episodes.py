@@ -53,6 +53,8 @@ class EpisodicVecEnv(VecEnv):
         check_count("num_envs", num_envs)
         check_count("max_episode_steps", max_episode_steps)
         self.num_envs, self.device = num_envs, torch.device(device)
+        self.name = type(self).__name__
+        """The state of a world with another name is refused."""
         self.step_seconds: float | None = None
         self.holder = Holder(num_envs)
         self.max_episode_steps = max_episode_steps or NO_LIMIT
@@ -83,8 +85,6 @@ class EpisodicVecEnv(VecEnv):
     def _tensor(self, x: Array) -> Tensor:
         """An array of the world as a tensor."""
         return torch.from_numpy(x) if self.uses_numpy else x
-
-    # ---- what a world adds
 
     @abstractmethod
     def _seed(self, seed: int | None) -> None:
@@ -124,16 +124,9 @@ class EpisodicVecEnv(VecEnv):
         """Restore the state of the world and return its observation."""
 
     @property
-    def name(self) -> str:
-        """Name of the world; the state of a world with another name is refused."""
-        return type(self).__name__
-
-    @property
     def episode_length(self) -> Array:
         """int64: env steps of the current episode, including the current one."""
         return self._clock - self._begun
-
-    # ---- the contract
 
     def reset(self, seed: int | None = None) -> Obs:
         """Start a new episode in every env. Env i is seeded with `seed + i`; None continues with its generator."""

@@ -84,7 +84,7 @@ def test_the_hold_of_the_wrapper_may_change_and_actions_are_copies() -> None:
 
 
 def trajectory(env: VecEnv, count: int, *, seed: int = 3) -> list[torch.Tensor]:
-    """Everything that `count` random actions returned, copied; of fields that are arbitrary elsewhere, the ended rows."""
+    """Everything that `count` random actions returned, copied; arbitrary rows are left out."""
     first = [x.clone() for x in in_order(env.reset(seed))]
     return [*first, *rollout(env, count)]
 

@@ -77,7 +77,7 @@ class Counter(gym.Env):
 
 
 class Scorer(Counter):
-    """Reports a flag (even episodes) and a position (10 per episode, 1 per step), and names two keys without numbers."""
+    """Reports a flag (even episodes) and a position (10 per episode, 1 per step); names two keys without numbers."""
 
     episode_info = ("flag_get", "x_pos", "note", "absent")
 
@@ -93,7 +93,7 @@ class Scorer(Counter):
 
 
 class Screen(gym.Env):
-    """A game of three steps with 12 x 12 grayscale observations; renders in colour, in the given size and frame rate."""
+    """A game of three steps with 12 x 12 grayscale observations; renders in colour, at a given size and frame rate."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 50}  # noqa: RUF012
     observation_space = spaces.Box(0, 255, (12, 12, 1), np.uint8)

@@ -90,12 +90,10 @@ class AtariEnv(PixelEnv):
         return reward, over or self._goes_on
 
     def _screen(self) -> np.ndarray:
-        frame: np.ndarray = self._ale.getScreenRGB()
-        return frame
+        return self._ale.getScreenRGB()
 
     def _look(self) -> np.ndarray:
-        brightness: np.ndarray = self._ale.getScreenGrayscale() if self.grayscale else self._ale.getScreenRGB()
-        return brightness
+        return self._ale.getScreenGrayscale() if self.grayscale else self._screen()
 
     def _info(self) -> dict[str, Any]:
         return {"score": self._score, "life": self._lives}

@@ -124,11 +124,8 @@ class PixelEnv(gym.Env[np.ndarray, Any]):
                 raise UsageError(f"{name} is {value!r}; it must be a whole number of at least {minimum}")
         if render_mode not in (None, "rgb_array"):
             raise UsageError(f"render_mode is {render_mode!r}; it must be None or 'rgb_array'")
-        self.frame_skip = frame_skip
-        self.grayscale = grayscale
-        self.noop_max = noop_max
-        self.reward_clip = reward_clip
-        self.render_mode = render_mode
+        self.frame_skip, self.grayscale, self.noop_max = frame_skip, grayscale, noop_max
+        self.reward_clip, self.render_mode = reward_clip, render_mode
         self.metadata = {**self.metadata, "render_fps": self.frames_per_second / frame_skip}
         self._channels = 1 if grayscale else 3
         image = spaces.Box(0, 255, (self._channels, image_size, image_size), np.uint8)
@@ -236,14 +233,12 @@ class PixelEnv(gym.Env[np.ndarray, Any]):
     def set_state(self, state: Plain) -> None:
         """Restore a state of `get_state`, also from another process."""
         self._set_game(state["game"])
-        if state["generator"] is None:
-            self._np_random = None
-        else:
-            bit_generator = np.random.PCG64()
-            bit_generator.state = state["generator"]
-            self._np_random = np.random.Generator(bit_generator)
+        self._np_random = None
+        if state["generator"] is not None:
+            self._np_random = np.random.Generator(np.random.PCG64(0))
+            self._np_random.bit_generator.state = state["generator"]
         self._stack[:] = state["stack"]
         self._begun, self._frame = state["frame"] is not None, None
-        if state["frame"] is not None:
+        if self._begun:
             data = np.frombuffer(zlib.decompress(state["frame"]["data"]), np.uint8)
             self._frame = data.reshape(state["frame"]["shape"]).copy()

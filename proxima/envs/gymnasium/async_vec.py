@@ -186,11 +186,10 @@ class WorkerPool:
             return "whether its state is exact could not be tested: its worker died"
         worker.call("why_inexact", at_least=2 * BUILD_SECONDS + TRIAL_SECONDS)
         try:
-            answer: str | None = self._answer(worker)
+            return self._answer(worker)
         except WorkerDied as death:
             worker.death = death  # replaced in the next step or reset
             return f"whether its state is exact could not be tested: the worker {death.summary}"
-        return answer
 
     def _send_reset(self, worker: Worker, seeds: list[int | None], *, spread_over: int) -> None:
         worker.call("reset", bank=self._bank, seeds=seeds, base_seed=self._base_seed, spread_over=spread_over)

@@ -50,7 +50,8 @@ class MujocoBatchEnv(EpisodicVecEnv):
         template, task = make_template(env_id, env_kwargs)
         limit = registry[env_id].max_episode_steps if max_episode_steps is None else max_episode_steps
         super().__init__(max_episode_steps=limit, **options)
-        self.env_id, num_envs = env_id, self.num_envs
+        self.env_id = self.name = env_id
+        num_envs = self.num_envs
         self.action_space: spaces.Box = template.action_space
         self.observation_space = spaces.Dict({"obs": template.observation_space})
         self.step_seconds = float(template.dt)
@@ -66,12 +67,10 @@ class MujocoBatchEnv(EpisodicVecEnv):
         # Two buffers: if an episode ends, one keeps the final observations and the other has the next ones.
         self._obs, self._spare_obs = (np.zeros((num_envs, *template.observation_space.shape)) for _ in range(2))
         self._obs_tensor, self._spare_tensor = ({"obs": torch.from_numpy(x)} for x in (self._obs, self._spare_obs))
-        self._check_observation(template.observation_space.shape)
-
-    @property
-    def name(self) -> str:
-        """The env id."""
-        return self.env_id
+        # With the model file of another body, Gymnasium's observation may not fit its observation space.
+        size, shape = sum(part.shape[1] for part in self._task.observation(ALL)), template.observation_space.shape
+        if (size,) != shape:
+            raise UsageError(f"{env_id} observes {size} numbers of this model, but its space says {shape}")
 
     def step(self, action: Tensor) -> Step:
         """Apply one float32 action `[N, A]`, for as long as it is held."""
@@ -145,12 +144,6 @@ class MujocoBatchEnv(EpisodicVecEnv):
     def close(self) -> None:
         """Free threads and memory. Calling it twice is harmless."""
         self._physics.close()
-
-    def _check_observation(self, shape: tuple[int, ...]) -> None:
-        """With the model file of another body, Gymnasium's observation may not fit its observation space."""
-        size = sum(part.shape[1] for part in self._task.observation(ALL))
-        if (size,) != shape:
-            raise UsageError(f"{self.env_id} observes {size} numbers of this model, but its space says {shape}")
 
 
 def _ids(mask: Array) -> Array:

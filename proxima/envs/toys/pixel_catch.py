@@ -65,15 +65,17 @@ class PixelCatch(PixelEnv):
             self._drop()
         return 1.0 if caught else -1.0, over
 
-    def _look(self) -> np.ndarray:
+    def _draw(self) -> np.ndarray:
         image = np.zeros((_SIZE, _SIZE), np.uint8)
         image[self._y : self._y + _BALL, self._x : self._x + _BALL] = _BALL_GREY
         image[-_THICKNESS:, self._paddle : self._paddle + _PADDLE] = _PADDLE_GREY
-        return image if self.grayscale else np.repeat(image[..., None], 3, axis=-1)
+        return image
+
+    def _look(self) -> np.ndarray:
+        return self._draw() if self.grayscale else self._screen()
 
     def _screen(self) -> np.ndarray:
-        image = self._look()
-        return image if image.ndim == 3 else np.repeat(image[..., None], 3, axis=-1)
+        return np.repeat(self._draw()[..., None], 3, axis=-1)
 
     def _info(self) -> dict[str, Any]:
         return {"caught": self._caught, "is_success": self._caught == self.drops}

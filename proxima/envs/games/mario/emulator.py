@@ -87,8 +87,7 @@ class Nes:
     def ram(self) -> bytes:
         """A copy of the console's 2 kB of RAM."""
         blocks = self._attach().memory.blocks
-        memory: bytes = blocks[0] + blocks[_BLOCK]
-        return memory
+        return blocks[0] + blocks[_BLOCK]
 
     def write(self, address: int, value: int) -> None:
         """Change one byte of memory."""
@@ -101,16 +100,14 @@ class Nes:
         core = self._attach()
         if core.drawn_for is not self._me:
             raise RuntimeError("another console has played since this one's last frame")
-        picture: np.ndarray = core.emulator.get_screen()
-        return picture
+        return core.emulator.get_screen()
 
     def get_state(self) -> bytes:
         """The console's state, except its last frame and the register of its noise generator.
 
         That register only affects sound, and the core does not restore its clock, so it differs between equal games.
         """
-        state: bytes = self._attach().emulator.get_state()
-        return _with_field(state, "NREG", b"\1\0")
+        return _with_field(self._attach().emulator.get_state(), "NREG", b"\1\0")
 
     def set_state(self, state: bytes, picture: np.ndarray | None = None) -> None:
         """Restore a state of `get_state`, and optionally its frame."""

@@ -77,8 +77,7 @@ class MarioEnv(PixelEnv):
         if not 0.0 <= repeat_action_probability < 1.0:
             raise UsageError(f"repeat_action_probability is {repeat_action_probability}; it must be in [0, 1)")
         self.world, self.stage = world, stage
-        self.end_on_life_loss = end_on_life_loss
-        self.shaping = shaping
+        self.end_on_life_loss, self.shaping = end_on_life_loss, shaping
         self.repeat_action_probability = repeat_action_probability
         self.action_space = spaces.Discrete(len(ACTIONS[actions]))
         self._masks = [mask(*buttons) for buttons in ACTIONS[actions]]
