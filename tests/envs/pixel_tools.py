@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from proxima.envs.gymnasium.exactness_trial import why_inexact
 from proxima.envs.make import make_env
 
 _GO_ON = """
@@ -50,6 +51,21 @@ def digest_elsewhere(folder: Path, env_id: str, options: dict[str, Any], state: 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()[-1]
+
+
+def assert_exact_state(folder: Path, env_id: str, options: dict[str, Any], *, before: int, after: int) -> None:
+    """A state taken after `before` steps continues identically for `after` steps, here and in another process."""
+    env = built(env_id, render_mode="rgb_array", **options)
+    env.reset(seed=5)
+    digest(env, before, seed=0)
+    state, picture = env.unwrapped.get_state(), env.render()  # type: ignore[attr-defined]
+    expected = digest(env, after, seed=1)
+    assert digest_elsewhere(folder, env_id, options, state, after) == expected
+    other = built(env_id, render_mode="rgb_array", **options)
+    other.unwrapped.set_state(state)  # type: ignore[attr-defined]
+    assert np.array_equal(picture, other.unwrapped.render())  # type: ignore[arg-type]
+    assert digest(other, after, seed=1) == expected
+    assert why_inexact(lambda: built(env_id)) is None
 
 
 def trace(env_id: str, steps: int, *, num_envs: int, **options: Any) -> list[Any]:

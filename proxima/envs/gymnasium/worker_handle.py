@@ -69,10 +69,10 @@ class Worker:
                 env={**os.environ, **_ONE_THREAD, "PYTHONPATH": path},
             )
         assert self._process.stderr is not None
-        self._stderr: int | None = self._process.stderr.fileno()
-        os.set_blocking(self._stderr, False)
+        self._stderr = self._process.stderr
+        os.set_blocking(self._stderr.fileno(), False)
         self._poller = select.poll()
-        self._poller.register(self._sock.fileno(), select.POLLIN)
+        self._poller.register(self._sock, select.POLLIN)
         self._poller.register(self._stderr, select.POLLIN)
         self.command(
             pickle.dumps({**order, "start": self.start, "stop": self.stop, "label": f" (worker {self.index})"}),
@@ -119,9 +119,7 @@ class Worker:
         self._process.kill()
         self._process.wait()
         self._sock.close()
-        if self._process.stderr is not None:
-            self._process.stderr.close()
-        self._stderr = None
+        self._stderr.close()
 
     def quit(self) -> None:
         """Ask the process to close its envs and exit."""
@@ -172,7 +170,7 @@ class Worker:
             ready = [fd for fd, _ in self._poller.poll(1000.0 * min(left, _POLL_SECONDS))]
             if self._sock.fileno() in ready:
                 return
-            if self._stderr in ready:
+            if self._stderr.fileno() in ready:
                 self._drain_stderr()
             if self._process.poll() is not None:
                 # What it sent before it died has arrived by now.
@@ -188,10 +186,8 @@ class Worker:
     def _drain_stderr(self) -> None:
         """Read and log stderr, so that the worker does not block on a full pipe; keep the last bytes."""
         for _ in range(_MOST_READS):
-            if self._stderr is None:
-                return
             try:
-                data = os.read(self._stderr, _READ_BYTES)
+                data = os.read(self._stderr.fileno(), _READ_BYTES)
             except BlockingIOError:
                 return
             if not data:
