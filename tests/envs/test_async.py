@@ -240,7 +240,7 @@ def test_reset_after_an_interrupted_step(opened: list[VecEnv], monkeypatch: Any)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(env, "_finish", interrupt)
+        patch.setattr(env._group, "_answer", interrupt)
         with pytest.raises(KeyboardInterrupt):
             env.step(noop(env))
     with pytest.raises(RuntimeError, match="interrupted"):

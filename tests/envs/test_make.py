@@ -44,7 +44,7 @@ def test_batch_where_it_cannot_serve_says_why_and_what_to_use() -> None:
         ("CartPole-v9", "'CartPole-v9' does not exist: use 'CartPole-v1'"),
         ("other/Pong-v5", r"'package:other/Pong-v5'"),
         ("no_such_module:Env-v0", "the module no_such_module cannot be imported"),
-        ("a:b:CartPole-v1", "cannot import"),
+        ("a:b:CartPole-v1", "cannot be imported"),
         ("", "not registered"),
     ],
 )

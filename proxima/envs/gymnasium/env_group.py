@@ -56,7 +56,7 @@ def usage_error(spec: EnvSpec, error: BaseException) -> UsageError:
 def _keywords(spec: EnvSpec) -> list[str]:
     creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
     try:
-        return list(inspect.signature(creator).parameters)  # type: ignore[arg-type]
+        return list(inspect.signature(creator).parameters)
     except (TypeError, ValueError):
         return []
 

@@ -73,7 +73,7 @@ def _serve(sock: socket.socket, memory_fd: int) -> None:
     except UsageError as error:
         return _send(sock, REFUSED, (str(error), traceback.format_exc()))
     _send(sock, ANSWER, (group.layout, [], 0))
-    if stream.peek(1)[:1] not in (b"", QUIT):  # type: ignore[attr-defined]
+    if stream.peek(1)[:1] not in (b"", QUIT):
         # By the first command, the parent has set the size of the shared memory.
         buffers = map_buffers(group.layout, num_envs, mmap.mmap(memory_fd, 0))
         group.attach(buffers.rows(order["start"], order["stop"]))
