@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from proxima.envs.action_hold import Hold
 from proxima.envs.gymnasium.env_errors import first_line
-from proxima.envs.gymnasium.env_group import ENV_ERRORS, Recipe
+from proxima.envs.gymnasium.env_group import Recipe
 from proxima.envs.gymnasium.spaces import step_seconds
 from proxima.errors import UsageError
 from proxima.evaluate.camera import follow, follow_in_window, is_mujoco
@@ -241,7 +241,7 @@ def _explained(env: gym.Env, what: str) -> Iterator[None]:
         yield
     except UsageError:
         raise
-    except ENV_ERRORS as error:
+    except (Exception, SystemExit) as error:
         text = first_line(error).rstrip(".")
         raise UsageError(f"env {_name(env)!r}: {what}: {type(error).__name__}: {text}.") from error
 

@@ -55,7 +55,7 @@ def test_a_worker_that_dies_between_rollouts_costs_an_episode_not_the_run(caplog
 
     def update(*args: Any) -> Any:
         if next(calls) == 1:
-            os.kill(trainer.source.env._workers[0].pid, signal.SIGKILL)  # type: ignore[attr-defined]
+            os.kill(trainer.source.env._group.workers[0].pid, signal.SIGKILL)  # type: ignore[attr-defined]
         return good(*args)
 
     trainer.algorithm.learner.update = update  # type: ignore[method-assign]
@@ -206,7 +206,7 @@ def test_an_env_that_becomes_impossible_to_capture_is_told_and_trained_on(
     first = train(total_timesteps=128 * 12, name="late", **options)
     resumed = train(resume_from=first.run_dir, total_timesteps=128 * 14)
     assert resumed.global_step == 128 * 14
-    assert "can no longer be kept" in caplog.text or "cannot be put back" in caplog.text
+    assert "can no longer be saved" in caplog.text or "cannot be put back" in caplog.text
     assert "This resume is not exact" in caplog.text
 
 
