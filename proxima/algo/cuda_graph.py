@@ -1,4 +1,4 @@
-"""An epoch on a GPU: one minibatch step, captured once as a CUDA graph and replayed."""
+"""An epoch on a GPU: one minibatch step, captured as a CUDA graph and replayed for every minibatch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,13 +10,13 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from proxima.algo.adam import AdamState
 
 StepFunction = Callable[[AdamState, Tensor, Any, Tensor], tuple[AdamState, Tensor]]
-"""From a state, a learning rate, all data and the index of a minibatch to the next state and the step's metrics."""
+"""(state, learning rate, all data, index of a minibatch) -> (next state, metrics of the step)."""
 
 
 class GraphedEpoch:
-    """One launch per minibatch, whatever the step is made of, and nothing that the host waits for.
+    """One launch per minibatch, without host synchronisation.
 
-    A graph is tied to the addresses it was captured with: the epoch's tensors are copied to its own, once an epoch.
+    A graph reads from fixed addresses: the inputs are copied into its own tensors once per epoch.
     """
 
     def __init__(self, step: StepFunction, *, num_metrics: int):
@@ -46,13 +46,13 @@ class GraphedEpoch:
         return AdamState(*(x.clone() for x in self._inputs[: len(state)])), self._total.clone()
 
     def _capture(self, form: TreeSpec, order: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(3):  # compiles, and lets the libraries allocate what they keep
+        side_stream = torch.cuda.Stream()
+        side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side_stream):
+            for _ in range(3):  # warm-up: compiles, and lets the libraries allocate their workspaces
                 self._row.zero_()
                 self._one(form, order)
-        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.current_stream().wait_stream(side_stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._one(form, order)

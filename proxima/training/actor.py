@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.func import functional_call
 
-from proxima.algo.flat import FlatParameters
+from proxima.algo.adam import FlatParameters
 from proxima.data.frames import newest
 from proxima.nets.policy import Policy
 

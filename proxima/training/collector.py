@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from proxima.algo.flat import FlatParameters
+from proxima.algo.adam import FlatParameters
 from proxima.compiling import is_toolchain_failure, report_failure
 from proxima.data.frames import newest
 from proxima.data.generators import restore_generator

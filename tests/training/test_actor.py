@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from proxima.algo.flat import FlatParameters
+from proxima.algo.adam import FlatParameters
 from proxima.config import load_config
 from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.spec import ActionSpec, ObsSpec, Spec
@@ -130,7 +130,7 @@ def test_without_a_compiler_the_run_goes_on(
     trainer = Trainer(load_config(None, options))
     # Where nothing can be compiled the learner does not try; where only this could not, it does.
     tried: list[bool] = []
-    epochs = trainer.algorithm.learner._epochs
+    epochs = trainer.algorithm.learner.epochs
     monkeypatch.setattr(epochs, "_compile", lambda _function: tried.append(True) or epochs._eager)
     trainer.iterate()
     trainer.close()

@@ -8,7 +8,6 @@ import torch
 
 from proxima.algo.ppo import PPOLearner
 from proxima.config import load_config
-from proxima.data.rollout import Rollout
 from proxima.envs.make import make_env
 from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.spec import Spec
@@ -196,4 +195,3 @@ def test_what_the_env_gives_a_second_learner_is_stored_with_its_step() -> None:
     rollout = collector.collect()
     for name in ("torque", "muscle"):
         assert torch.equal(rollout.aux[name], torch.stack([aux[name] for aux in given]))
-    assert Rollout.join([rollout, rollout]).aux["torque"].shape == (STEPS, 2 * ENVS, 2)
