@@ -67,9 +67,7 @@ def linear_recurrence(term: Tensor, carry: Tensor, start: Tensor, *, reverse: bo
     total = torch.cat((torch.addcmul(term[:1], carry[:1], start), term[1:]))
     carry, reach = carry.clone(), 1
     while reach < len(term):
-        total[reach:] += (
-            carry[reach:] * total[:-reach]
-        )  # the product is a new tensor: no aliasing
+        total[reach:] += carry[reach:] * total[:-reach]  # the product is a new tensor: no aliasing
         carry[reach:] *= carry[:-reach].clone()
         reach *= 2
     return total

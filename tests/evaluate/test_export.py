@@ -181,7 +181,7 @@ def test_bad_input_is_one_line(tiny: Path, tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "empty").mkdir()
     refuses("format is 'onyx', but it must be one of onnx, torchscript", format="onyx")
     refuses("nowhere does not exist", tmp_path / "nowhere")
-    refuses("holds no whole checkpoint", tmp_path / "empty")
+    refuses("holds no complete checkpoint", tmp_path / "empty")
     refuses("empty is a folder: give --out the name of a file", out=tmp_path / "empty")
     refuses("cannot write .*: the folder .*nowhere does not exist", out=tmp_path / "nowhere" / "policy.pt")
     refuses("cannot write .*File name too long", out=tmp_path / ("x" * 300))

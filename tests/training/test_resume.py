@@ -13,6 +13,7 @@ from proxima import train
 from proxima.config import load_config
 from proxima.errors import ProximaError, UsageError
 from proxima.runs import checkpoint
+from proxima.runs.files import FORMAT_VERSION
 from proxima.training.resume import resumed_config
 from proxima.training.trainer import Trainer
 from tests import probes
@@ -87,11 +88,11 @@ def test_a_cut_or_edited_metadata_is_damage() -> None:
     for broken in (
         text[:900],
         text.replace("gamma: 0.99", "gamma: 0.5"),
-        f"format_version: {checkpoint.FORMAT_VERSION}\n",
+        f"format_version: {FORMAT_VERSION}\n",
     ):
         (newest / "metadata.yaml").write_text(broken)
         assert checkpoint.find(result.run_dir) == older
-        with pytest.raises(UsageError, match=r"damaged|not whole|not the metadata"):
+        with pytest.raises(UsageError, match=r"damaged|incomplete|not the metadata"):
             train(resume_from=newest, total_timesteps=512)
 
 
