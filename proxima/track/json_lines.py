@@ -1,4 +1,4 @@
-"""Metrics as `metrics.jsonl`: one JSON object per iteration. All reports are made from this file."""
+"""Writes `metrics.jsonl`: one JSON object per iteration, the source of all reports."""
 
 import json
 import math
@@ -23,5 +23,5 @@ class JsonLines:
         self._file.append(json.dumps(clean).encode() + b"\n")
 
     def close(self) -> None:
-        """Write what is left and close the file."""
+        """Write pending lines and close the file."""
         self._file.close()

@@ -18,27 +18,27 @@ log = logging.getLogger("proxima")
 
 
 class Writer(Protocol):
-    """Takes the metrics of every iteration. A failure of one writer touches neither the run nor another writer."""
+    """Writes the metrics of every iteration. Its failure affects neither the run nor other writers."""
 
     name: str
-    """What a warning calls it."""
+    """For warnings."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record one iteration, which ended at env step `step`. NaN stands for a metric that has no value yet."""
+        """Write the metrics of an iteration that ended at env step `step`; NaN means that a metric has no value."""
 
     def close(self) -> None:
         """Called once, at the end of the run."""
 
 
 class Tracker:
-    """The writers of a run, each guarded for itself."""
+    """The writers of a run; an exception in one is logged."""
 
     def __init__(self, writers: Sequence[Writer]):
         self.writers = writers
         self._failing: set[str] = set()
 
     def write(self, metrics: Mapping[str, float]) -> None:
-        """Record one iteration."""
+        """Write the metrics of one iteration."""
         for writer in self.writers:
             self._guard(writer, partial(writer.write, int(metrics["global_step"]), metrics))
 
@@ -50,7 +50,7 @@ class Tracker:
     def _guard(self, writer: Writer, work: Callable[[], None], *, at_end: bool = False) -> None:
         try:
             work()
-        except Exception as error:  # a writer can be anybody's
+        except Exception as error:  # a user's writer can raise anything
             what = f"{type(error).__name__}: {error}" if not isinstance(error, OSError) else error.strerror or error
             if at_end:
                 log.warning("%s is not complete: %s.", writer.name, what)
@@ -64,7 +64,7 @@ class Tracker:
 def make_tracker(
     run_dir: Path, options: TrackOptions, *, config: str, total_steps: int, first_step: int, console: Console
 ) -> Tracker:
-    """The writers that the options ask for.
+    """Open the writers that the options select.
 
     Raises:
         OSError: the run folder cannot be written.
@@ -76,7 +76,7 @@ def make_tracker(
             writers.append(TensorBoard(run_dir, config=config))
         except OSError:
             raise
-        except Exception as error:  # often a protobuf of another version
+        except Exception as error:  # often an incompatible protobuf
             raise UsageError(
                 f"TensorBoard cannot be imported ({type(error).__name__}: {str(error)[:200]!r}): install it again, or "
                 "give --no-tensorboard."

@@ -50,7 +50,7 @@ class Collector:
         """
         self.env = env
         self.obstacle: str | None = None
-        """Why a resume from `get_state` cannot be exact; None if it can, or before `try_exactness`."""
+        """Why a resume from `get_state` cannot be exact, if that is known: the envs' state is then not saved."""
         self.generator = Generator(device).manual_seed(seed)
         self.episodes = EpisodeStatistics(env.episode_info)
         self.global_step = 0
@@ -215,11 +215,6 @@ class Collector:
 
     # State -----------------------------------------------------------------------------------------------------------
 
-    def try_exactness(self) -> str | None:
-        """Test on the envs whether a resume from `get_state` can be exact: None, or the reason why not."""
-        self.obstacle = self.env.why_inexact()
-        return self.obstacle
-
     def get_state(self) -> dict[str, Any]:
         """The envs, the generator, counters, episode statistics, the next observation and the recurrent state."""
         can = isinstance(self.env, ExactState) and self.obstacle is None
@@ -255,21 +250,16 @@ class Collector:
         return different
 
     def _restore_envs(self, state: dict[str, Any]) -> bool:
-        fits = state["env"] is not None and _share_states(type(self.env).__name__, state["env_type"])
-        if not fits or not isinstance(self.env, ExactState):
+        types = {type(self.env).__name__, state["env_type"]}
+        fits = len(types) == 1 or types <= {"SyncVecEnv", "AsyncVecEnv"}  # both have the same envs
+        if state["env"] is None or not fits or not isinstance(self.env, ExactState):
             return False
         try:
             self.env.set_state(state["env"])
         except NotPlain as error:
-            log.warning("The envs' state cannot be put back: %s.", error)
+            log.warning("The envs' state cannot be restored: %s.", error)
             return False
         return True
-
-
-def _share_states(one: str, two: str) -> bool:
-    """Whether the state of one back end fits another: sync and async have the same envs, batch its own."""
-    gymnasium_envs = {"SyncVecEnv", "AsyncVecEnv"}
-    return one == two or {one, two} <= gymnasium_envs
 
 
 def _non_finite(x: Tensor) -> Tensor:

@@ -12,8 +12,7 @@ from proxima.envs.make import make_env
 from proxima.errors import UsageError
 from proxima.machine import available_cores, physical_memory
 from proxima.nets.encoders import is_image
-from proxima.nets.make import make_policy
-from proxima.nets.policy import Policy
+from proxima.nets.policy import Policy, make_policy
 from proxima.nets.spec import Spec
 from proxima.training.hold_schedule import HoldSchedule
 from proxima.training.seeding import stream_seed

@@ -73,11 +73,10 @@ class Trainer:
         self.examiner = Examiner(config, self.policy, step=0)
         self.iteration = 0
         self.lineage: list[str] = []
-        can_resume = config.checkpoint.save_checkpoint and config.checkpoint.save_optimizer
-        if can_resume and (obstacle := self.source.try_exactness()):
-            self.notices.append(
-                f"A resume of this run will start new episodes, and so not be exact: {config.env.env}: {obstacle}."
-            )
+        if config.checkpoint.save_checkpoint and config.checkpoint.save_optimizer:
+            self.source.obstacle = obstacle = self.parts.env.why_inexact()
+            notice = f"A resume of this run will start new episodes, and so not be exact: {config.env.env}: {obstacle}."
+            self.notices += [notice] if obstacle else []
 
     def run(self) -> TrainResult:
         """Train to the end, or until a signal; saves a checkpoint of the last iteration in any case."""
