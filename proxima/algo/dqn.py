@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from proxima.algo.learner import Learner, Weights
-from proxima.algo.schedules import exploration
 from proxima.config import Config
 from proxima.data.known_values import KnownValues
 from proxima.data.replay import Replay, Transitions
@@ -140,9 +139,9 @@ class DQNLearner(Learner):
         self.policy.epsilon.fill_(self.epsilon_at(progress))
 
     def epsilon_at(self, progress: float) -> float:
-        """The scheduled epsilon at this fraction of the run."""
-        dqn = self.dqn
-        return exploration(dqn.exploration_start, dqn.exploration_end, dqn.exploration_fraction, progress)
+        """Epsilon at this fraction of the run: linear over its first `exploration_fraction`, then constant."""
+        start, end = self.dqn.exploration_start, self.dqn.exploration_end
+        return start + (end - start) * min(1.0, progress / self.dqn.exploration_fraction)
 
     # The minibatch step ----------------------------------------------------------------------------------------------
 
@@ -156,8 +155,14 @@ class DQNLearner(Learner):
         return _rows(data, lambda x: x[first : first + len(index)])
 
     def complete(self, weights: Weights, minibatch: Minibatch) -> Minibatch:
-        """Add the targets of double Q: the online network chooses the next action."""
-        return minibatch._replace(target=self._targets(weights, minibatch))
+        """Add the targets of double Q."""
+        if minibatch.target is not None:
+            return minibatch
+        assert minibatch.next_obs is not None and minibatch.target_q is not None
+        assert minibatch.return_ is not None and minibatch.discount is not None
+        # Chosen by the online network, evaluated by the target network (van Hasselt et al. 2016).
+        best = self._q(weights, minibatch.next_obs).argmax(-1)
+        return minibatch._replace(target=minibatch.return_ + minibatch.discount * _chosen(minibatch.target_q, best))
 
     def loss(self, weights: Weights, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
         """Huber loss between the Q of the actions and the targets."""
@@ -166,16 +171,6 @@ class DQNLearner(Learner):
         q = _chosen(self._q(weights, minibatch.obs), minibatch.action)
         huber = F.smooth_l1_loss(q, target)
         return huber, torch.stack((huber, q.mean(), (q - target).abs().mean())).detach()
-
-    def _targets(self, weights: Weights, minibatch: Minibatch) -> Tensor:
-        """Regression targets `[B]`."""
-        if minibatch.target is not None:
-            return minibatch.target
-        assert minibatch.next_obs is not None and minibatch.target_q is not None
-        assert minibatch.return_ is not None and minibatch.discount is not None
-        # Chosen by the online network, evaluated by the target network (van Hasselt et al. 2016).
-        best = self._q(weights, minibatch.next_obs).argmax(-1)
-        return minibatch.return_ + minibatch.discount * _chosen(minibatch.target_q, best)
 
     def _q(self, weights: Weights, obs: Tensors) -> Tensor:
         """Q `[B, A]` with these weights."""

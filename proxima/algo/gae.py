@@ -36,14 +36,10 @@ def gae(
 def next_values(
     value: Tensor, last_value: Tensor, final_value: Tensor, final_time: Tensor, final_env: Tensor
 ) -> Tensor:
-    """V(s_{t+1}) of every transition `[T, N]`.
+    """V(s_{t+1}) of every transition `[T, N]`, given V(s_t) `[T, N]`.
 
-    Args:
-        value: `[T, N]`, V(s_t).
-        last_value: `[N]`, V of the observation after the rollout.
-        final_value: `[K]`, V of the final observations of truncated episodes.
-        final_time: `[K]`, the steps at which they were truncated.
-        final_env: `[K]`, their envs.
+    `last_value` `[N]` is that of the observations after the rollout, `final_value` `[K]` that of the final
+    observations of episodes that were truncated at `final_time` `[K]` in `final_env` `[K]`.
     """
     following = torch.cat((value[1:], last_value[None]))
     following[final_time, final_env] = final_value
@@ -53,13 +49,8 @@ def next_values(
 def linear_recurrence(term: Tensor, carry: Tensor, start: Tensor, *, reverse: bool = False) -> Tensor:
     """`y_t = term_t + carry_t y_{t-1}` from `y_{-1} = start`; in reverse, `y_t = term_t + carry_t y_{t+1}`.
 
-    A parallel scan (Hillis and Steele 1986): log2(T) operations on all rows instead of T on one row.
-
-    Args:
-        term: `[T, N]`.
-        carry: `[T, N]`.
-        start: `[N]`.
-        reverse: from the last row to the first.
+    `term` and `carry` are `[T, N]`, `start` is `[N]`. A parallel scan (Hillis and Steele 1986): log2(T) operations on
+    all rows instead of T on one row.
     """
     if reverse:
         return linear_recurrence(term.flip(0), carry.flip(0), start).flip(0)

@@ -35,18 +35,8 @@ class Learner(ABC):
     loss_terms: tuple[str, ...]
     """Names of the metrics that `loss` returns."""
 
-    def __init__(
-        self,
-        policy: "Policy",
-        config: Config,
-        *,
-        device: torch.device,
-        seed: int,
-        compiled: bool,
-        gather_outside: str = "never",
-        build_apart: bool = False,
-    ):
-        """`compiled`, `gather_outside` and `build_apart`: see `Epochs`."""
+    def __init__(self, policy: "Policy", config: Config, *, device: torch.device, seed: int, **compilation: Any):
+        """`compilation`: the arguments `compiled`, `gather_outside` and `build_apart` of `Epochs`."""
         self.policy, self.config, self.device = policy, config, device
         self.generator = Generator(device).manual_seed(seed)
         self.flat = FlatParameters(policy)
@@ -62,9 +52,7 @@ class Learner(ABC):
             take=self._take_parts,
             num_metrics=len(self.step_metrics),
             device=device,
-            compiled=compiled,
-            gather_outside=gather_outside,
-            build_apart=build_apart,
+            **compilation,
         )
 
     # Defined by subclasses -------------------------------------------------------------------------------------------

@@ -31,13 +31,7 @@ class PPOLearner(Learner):
     loss_terms = LossTerms._fields
 
     def __init__(
-        self,
-        policy: "Policy",
-        config: Config,
-        *,
-        device: torch.device,
-        seed: int,
-        num_iterations: int | None = None,
+        self, policy: "Policy", config: Config, *, device: torch.device, seed: int, num_iterations: int | None = None
     ):
         """`num_iterations` of the run; given because held actions can make them fewer than `config.num_iterations`."""
         super().__init__(

@@ -1,4 +1,4 @@
-"""Learning rates and exploration over the course of a run."""
+"""Learning rate schedules."""
 
 import math
 
@@ -20,9 +20,3 @@ def adapted(learning_rate: float, kl: float, desired_kl: float) -> float:
     if kl < 0.5 * desired_kl:
         return max(learning_rate, min(1e-2, learning_rate * 1.5))
     return learning_rate
-
-
-def exploration(start: float, end: float, fraction: float, progress: float) -> float:
-    """Epsilon of epsilon-greedy: linear from `start` to `end` over the first `fraction` of the run."""
-    share = min(1.0, progress / fraction)
-    return start + (end - start) * share

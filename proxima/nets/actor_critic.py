@@ -7,16 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from proxima.algo.distributions import (
-    BETA_NOISE,
-    Bernoulli,
-    Beta,
-    Categorical,
-    Distribution,
-    Gaussian,
-    MultiCategorical,
-    TanhGaussian,
-)
+from proxima.algo import distributions
+from proxima.algo.distributions import BETA_NOISE, Categorical, Distribution
 from proxima.config.sections import NormalizeOptions, PolicyOptions
 from proxima.errors import UsageError
 from proxima.nets.encoders import MLP, init_layer
@@ -68,15 +60,15 @@ class ActionHead(nn.Module):
         """The distribution of the raw action."""
         out = self.linear(features).float()
         if self._is_gaussian:
-            mean, log_std = self._mean_and_log_std(out)
-            return Gaussian(mean, log_std) if self.kind == "gaussian" else TanhGaussian(mean, log_std)
+            gaussian = distributions.Gaussian if self.kind == "gaussian" else distributions.TanhGaussian
+            return gaussian(*self._mean_and_log_std(out))
         if self.kind == "beta":
             alpha, beta = (1.0 + 1e-3 + F.softplus(out)).chunk(2, -1)
-            return Beta(alpha, beta)
+            return distributions.Beta(alpha, beta)
         if self.kind == "multi_binary":
-            return Bernoulli(out)
+            return distributions.Bernoulli(out)
         parts = [Categorical(logits.log_softmax(-1)) for logits in out.split(self.action.sizes, -1)]
-        return parts[0] if self.kind == "discrete" else MultiCategorical(parts)
+        return parts[0] if self.kind == "discrete" else distributions.MultiCategorical(parts)
 
     def _mean_and_log_std(self, out: Tensor) -> tuple[Tensor, Tensor]:
         low, high = self.log_std_range

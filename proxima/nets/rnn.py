@@ -76,12 +76,9 @@ class RNN(nn.Module):
         return x, torch.cat([layer[part] for part in range(self.parts) for layer in after], -1)
 
     def sequence(self, x: Tensor, state: Tensor, start: Tensor) -> Tensor:
-        """`B` sequences of `L` steps: `[L * B, F]` to features `[L * B, H]`.
+        """`B` sequences of `L` steps, time-major: `[L * B, F]` to features `[L * B, H]`.
 
-        Args:
-            x: `[L * B, F]`, time-major.
-            state: `[B, S]`, before the first step.
-            start: `[L * B]` bool, where an episode begins: the state before that step is zero.
+        `state` `[B, S]` is before the first step; where `start` `[L * B]` is True, an episode begins and it is zero.
         """
         # In full precision, because rounding errors add up over many steps.
         with torch.autocast(x.device.type, enabled=False):

@@ -130,21 +130,22 @@ def furthest_resumable(*run_dirs: Path) -> Path | None:
 
 def prune(run_dir: Path, *, keep: int) -> None:
     """Delete all checkpoints of a run but the newest `keep` and the best: by evaluation, else by training return."""
-    paths = list_checkpoints(run_dir)
-    best = _best(paths)
-    for path in paths[:-keep]:
-        if path != best:
-            delete(path)
+    for path in _spare(run_dir, keep=keep):
+        delete(path)
 
 
 def make_room(run_dir: Path) -> bool:
     """Delete the oldest checkpoint of a run that is neither the newest nor the best; False if there is none."""
-    paths = list_checkpoints(run_dir)
-    best = _best(paths)
-    spare = [path for path in paths[:-1] if path != best]
+    spare = _spare(run_dir, keep=1)
     if spare:
         delete(spare[0])
     return bool(spare)
+
+
+def _spare(run_dir: Path, *, keep: int) -> list[Path]:
+    paths = list_checkpoints(run_dir)
+    best = _best(paths)
+    return [path for path in paths[:-keep] if path != best]
 
 
 def _newest_of_each(run_dirs: Iterable[Path], *, resumable: bool) -> list[Checkpoint]:

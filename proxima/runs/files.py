@@ -49,12 +49,8 @@ _REQUIRED: dict[str, tuple[Callable[[Any], bool], str]] = {
 def save(run_dir: Path, *, name: str, iteration: int, files: Mapping[str, Any], metadata: Mapping[str, Any]) -> Path:
     """Write a checkpoint folder atomically: temporary folder, fsync, rename.
 
-    Args:
-        run_dir: the run's folder.
-        name: the run's name.
-        iteration: iterations completed.
-        files: contents for `torch.save` by file name, or a function that returns them.
-        metadata: added to the format version, versions and checksums in `metadata.yaml`.
+    `files` are contents for `torch.save` by file name, or functions that return them; `metadata` is added to the format
+    version, versions and checksums in `metadata.yaml`.
     """
     target = run_dir / checkpoint_name(name, iteration)
     temporary = run_dir / temporary_name(target)

@@ -1,6 +1,8 @@
 """Passes the metrics of every iteration to all writers: the metrics file, TensorBoard, the progress display."""
 
+import json
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,7 +12,8 @@ from rich.console import Console
 
 from proxima.config.sections import TrackOptions
 from proxima.errors import UsageError
-from proxima.track.json_lines import JsonLines
+from proxima.runs.layout import METRICS
+from proxima.track.append_file import AppendFile
 from proxima.track.progress import ProgressDisplay
 from proxima.track.tensor_board import TensorBoard
 
@@ -28,6 +31,24 @@ class Writer(Protocol):
 
     def close(self) -> None:
         """Called once, at the end of the run."""
+
+
+class JsonLines:
+    """Writes `metrics.jsonl`, one JSON object per iteration; NaN and infinity become null."""
+
+    name = METRICS
+
+    def __init__(self, run_dir: Path):
+        self._file = AppendFile(run_dir / METRICS)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append the metrics of one iteration."""
+        clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in metrics.items()}
+        self._file.append(json.dumps(clean).encode() + b"\n")
+
+    def close(self) -> None:
+        """Write pending lines and close the file."""
+        self._file.close()
 
 
 class Tracker:

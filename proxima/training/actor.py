@@ -7,11 +7,13 @@ import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.func import functional_call
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from proxima.algo.adam import FlatParameters
 from proxima.data.frames import newest
@@ -55,36 +57,24 @@ class Actor(nn.Module):
 
 
 @torch.no_grad()
-def compile_actor(
-    actor: Actor,
-    flat: FlatParameters,
-    seen: Rows,
-    noise: Tensor,
-    obs: Rows,
-    action: Tensor,
-    state: Rows,
-    values: Rows = (),
-) -> Record:
-    """The actor as one call into native code, for inputs of these shapes; it reads the weights in place.
+def compile_actor(actor: Actor, flat: FlatParameters, *example: Any) -> Record:
+    """The actor as one call into native code, for arguments like these of `Record`; it reads the weights in place.
 
     Compiled ahead of time: at this size the overhead of a `torch.compile` call exceeds the time of its code.
     """
-    trained, keys = flat.views(flat.vector), len(obs)
+    trained = flat.views(flat.vector)
     others = {name: p.detach() for name, p in actor.policy.named_parameters() if name not in trained}
     others |= {name: x for name, x in actor.policy.named_buffers() if not name.startswith(_NOT_FOR_ACTING)}
     weights = [flat.vector, *others.values()]
 
     def record(vector: Tensor, *rest: Tensor) -> Tensor:
         tensors = flat.views(vector) | dict(zip(others, rest, strict=False))
-        rows = rest[len(others) :]
-        end = 2 * keys + 1
-        states, value_rows = rows[end + 1 : end + 1 + len(state)], rows[end + 1 + len(state) :]
-        arguments = (rows[:keys], rows[keys], rows[keys + 1 : end], rows[end], states, value_rows)
         named = {f"policy.{name}": x for name, x in tensors.items()}
-        return functional_call(actor, named, arguments, tie_weights=False)
+        return functional_call(actor, named, tree_unflatten(rest[len(others) :], structure), tie_weights=False)
 
-    run = _compile(_Function(record), [*weights, *seen, noise, *obs, action, *state, *values])
-    forms = [(x.dtype, x.stride()) for x in seen]
+    leaves, structure = tree_flatten(example)
+    run = _compile(_Function(record), [*weights, *leaves])
+    forms = [(x.dtype, x.stride()) for x in example[0]]
 
     def call(seen: Rows, noise: Tensor, obs: Rows, action: Tensor, state: Rows, values: Rows = ()) -> Tensor:
         # Native code does not check dtypes and strides, so observations of another form must be converted.

@@ -16,11 +16,9 @@ class EpisodeStatistics:
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         """`names` of the env's own numbers."""
-        self.returns: deque[float] = deque(maxlen=EPISODE_WINDOW)
-        self.lengths: deque[int] = deque(maxlen=EPISODE_WINDOW)
-        self.success: deque[float] = deque(maxlen=EPISODE_WINDOW)
-        """Empty until the env has reported one."""
-        self.info: dict[str, deque[float]] = {name: deque(maxlen=EPISODE_WINDOW) for name in names}
+        self.returns, self.lengths = _window(), _window()
+        self.success = _window()  # empty until the env has reported one
+        self.info = {name: _window() for name in names}
         self.count = 0
 
     def add(
@@ -66,12 +64,12 @@ class EpisodeStatistics:
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Load what `get_state` returned; older states have no success and info."""
-        self.returns.extend(state["returns"])
-        self.lengths.extend(state["lengths"])
-        self.success.extend(state.get("success", []))
-        for name, window in self.info.items():
-            window.extend(state.get("info", {}).get(name, []))
+        self.add(state["returns"], state["lengths"], state.get("success"), state.get("info"))
         self.count = state["count"]
+
+
+def _window() -> deque[float]:
+    return deque(maxlen=EPISODE_WINDOW)
 
 
 def _mean(window: Iterable[float]) -> float:

@@ -50,13 +50,24 @@ class Parts:
 
 def build_parts(config: Config) -> Parts:
     """Build everything of a run except its algorithm."""
-    env = build_env(config)
+    options, wish = config.env, config.run.num_threads
+    env = make_env(
+        options.env,
+        num_envs=options.num_envs,
+        mode=options.vec_env_mode,
+        env_kwargs=options.env_kwargs,
+        max_episode_steps=options.max_episode_steps,
+        num_workers=options.num_workers,
+        spread_episodes=options.spread_episodes,
+        num_threads=wish and min(wish, available_cores()),
+        device=str(choose_device(config, images=True)),  # for envs that can run on a GPU
+    )
     try:
         spec = Spec.from_spaces(env.observation_space, env.action_space)
         images = any(is_image(obs.shape) for obs in spec.obs.values())
         device = choose_device(config, images=images or env.device.type == "cuda")
         check_precision(config, device)
-        threads, notices, wish = choose_threads(config, images=images), [], config.run.num_threads
+        threads, notices = choose_threads(config, images=images), []
         if wish is not None and wish > threads.learn:
             notices.append(f"num_threads is {wish}, but there are {threads.learn} cores: {threads.learn} are used.")
         hold_schedule = HoldSchedule(config, env.step_seconds)
@@ -65,22 +76,6 @@ def build_parts(config: Config) -> Parts:
     except BaseException:
         env.close()
         raise
-
-
-def build_env(config: Config) -> VecEnv:
-    """The vector env of a run."""
-    env = config.env
-    return make_env(
-        env.env,
-        num_envs=env.num_envs,
-        mode=env.vec_env_mode,
-        env_kwargs=env.env_kwargs,
-        max_episode_steps=env.max_episode_steps,
-        num_workers=env.num_workers,
-        spread_episodes=env.spread_episodes,
-        num_threads=config.run.num_threads and min(config.run.num_threads, available_cores()),
-        device=str(choose_device(config, images=True)),  # for envs that can run on a GPU
-    )
 
 
 def build_policy(spec: Spec, config: Config, device: torch.device) -> Policy:

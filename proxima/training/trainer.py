@@ -281,7 +281,10 @@ def train(
         options = resumed_config(source, None, options.flat())
     if source is not None and (done := checkpoint.Checkpoint(source).global_step) >= options.run.total_timesteps:
         if resume_from is None:
-            return finished_result(source)
+            log.warning("%s already has total_timesteps env steps: nothing to do.", source)
+            saved = restore_policy(source)
+            return_ = saved.checkpoint.episode_return
+            return TrainResult(source.parent, source, return_, done, saved.policy, saved.config)
         raise UsageError(
             f"{source} already has {done:,} of total_timesteps {options.run.total_timesteps:,}: raise "
             "--total-timesteps to train on."
@@ -290,11 +293,3 @@ def train(
     if source is not None:
         trainer.restore(source)
     return trainer.run()
-
-
-def finished_result(source: Path) -> TrainResult:
-    """The result of a run that already has all its steps."""
-    log.warning("%s already has total_timesteps env steps: nothing to do.", source)
-    saved = restore_policy(source)
-    return_, step = saved.checkpoint.episode_return, saved.checkpoint.global_step
-    return TrainResult(source.parent, source, return_, step, saved.policy, saved.config)

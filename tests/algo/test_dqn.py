@@ -105,7 +105,7 @@ def test_targets_and_loss_by_hand(double: bool, next_value: float) -> None:
         number=torch.arange(2),
     )
     data = learner._prepare(batch)  # type: ignore[arg-type]
-    target = learner._targets(learner.flat.views(learner.state.param), data)
+    target = learner.complete(learner.flat.views(learner.state.param), data).target
     torch.testing.assert_close(target, torch.tensor([0.5 + 0.9 * next_value, 1.25]))
     _, metrics = learner._step(learner.state, learner.learning_rate, [data])
     found = dict(zip(learner.step_metrics, metrics.tolist(), strict=True))

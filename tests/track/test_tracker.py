@@ -18,10 +18,9 @@ from proxima.errors import UsageError
 from proxima.runs.layout import METRICS
 from proxima.runs.metrics import tag
 from proxima.track import append_file
-from proxima.track.json_lines import JsonLines
 from proxima.track.progress import ProgressDisplay, summary
 from proxima.track.tensor_board import TensorBoard
-from proxima.track.tracker import Tracker, make_tracker
+from proxima.track.tracker import JsonLines, Tracker, make_tracker
 
 COMMON = {"iteration": 1.0, "global_step": 100.0, "steps_per_second": 1234.0, "episode_return": 5.0}
 PPO = {"approx_kl": 0.0123, "clip_fraction": 0.1, "explained_variance": 0.9}
