@@ -14,7 +14,7 @@ def report_failure(what: str, error: Exception) -> None:
     """Warn in one sentence that something is not compiled, and why."""
     lines = [line.strip() for line in str(error).splitlines()]
     reason = next((line for line in lines if line and line != "from user code:"), "")
-    log.warning("The %s is not compiled (%s): the run goes on, slower.", what, reason or type(error).__name__)
+    log.warning("The %s is not compiled (%s): the run continues, but slower.", what, reason or type(error).__name__)
 
 
 def is_toolchain_failure(error: Exception) -> bool:

@@ -76,7 +76,7 @@ class Tracker:
             if at_end:
                 log.warning("%s is not complete: %s.", writer.name, what)
             elif writer.name not in self._failing:
-                log.warning("%s cannot be written: %s. The run goes on, and tries again.", writer.name, what)
+                log.warning("%s cannot be written: %s. The run continues and will try again.", writer.name, what)
             self._failing.add(writer.name)
         else:
             self._failing.discard(writer.name)

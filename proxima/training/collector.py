@@ -96,12 +96,12 @@ class Collector:
         # Views of every step, made once: indexing costs as much as copying.
         obs_rows = zip(*(self.rollout.obs[key].unbind() for key in self._actor.keys), strict=True)
         fields = (self._noise, self.rollout.action, self.rollout.reward)
-        kept: list[Tensor | None] = [None] * num_steps
+        state_rows: list[Tensor | None] = [None] * num_steps
         if self.rollout.state is not None:
-            kept[::sequence_length] = self.rollout.state.unbind()
+            state_rows[::sequence_length] = self.rollout.state.unbind()
         values = [x.unbind() for x in (self.rollout.log_prob, self.rollout.value) if x is not None]
         value_rows = list(zip(*values, strict=True)) or [()] * num_steps
-        self._rows = list(zip(*(x.unbind() for x in fields), obs_rows, kept, value_rows, strict=False))
+        self._rows = list(zip(*(x.unbind() for x in fields), obs_rows, state_rows, value_rows, strict=False))
 
     @property
     def compiled(self) -> bool:
@@ -116,9 +116,9 @@ class Collector:
         rollout.begin(self._now)
         self._noise.normal_(generator=self.generator)
         try:
-            for t, (noise, action, reward, obs, kept, values) in enumerate(self._rows):
-                if kept is not None:
-                    kept.copy_(*self._state)
+            for t, (noise, action, reward, obs, state_row, values) in enumerate(self._rows):
+                if state_row is not None:
+                    state_row.copy_(*self._state)
                 seen = tuple([self._now[key] for key in keys])
                 record = self._record or self._make_record(seen, noise, obs, action, values)
                 step = self.env.step(record(seen, noise, obs, action, self._state, values))

@@ -28,7 +28,7 @@ class DQN(Algorithm):
         self.replay = Replay(
             rollout,
             buffer_size=dqn.buffer_size,
-            margin=iteration_rows,  # an interrupted iteration must not overwrite what the last boundary had
+            margin=iteration_rows,  # an interrupted iteration must not overwrite rows that the next checkpoint needs
             frames=rollout.stacks,
             return_steps=dqn.return_steps,
             gamma=config.algorithm.gamma,
@@ -63,7 +63,7 @@ class DQN(Algorithm):
         return [
             *notices,
             f"The share of random actions goes from {before:.3g} back to {now:.3g}: it falls over exploration_fraction "
-            "of total_timesteps, which are more now. Give exploration_start the value it had reached to go on there.",
+            "of total_timesteps, which are more now. Give exploration_start the value it had reached to continue there.",
         ]
 
     def get_state(self) -> tuple[Files, dict[str, Any]]:

@@ -64,7 +64,8 @@ class EpisodeStatistics:
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Load what `get_state` returned; older states have no success and info."""
-        self.add(state["returns"], state["lengths"], state.get("success"), state.get("info"))
+        self.add(state["returns"], state["lengths"], info=state.get("info"))
+        self.success.extend(state.get("success", []))
         self.count = state["count"]
 
 

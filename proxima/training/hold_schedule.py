@@ -60,7 +60,7 @@ class HoldSchedule:
             return []
         return [
             f"The hold goes from {before.high} back to {now.high} env steps: it is annealed over total_timesteps, "
-            "which are more now. Give action_hold_start_seconds the value it had reached to go on from there."
+            "which are more now. Give action_hold_start_seconds the value it had reached to continue from there."
         ]
 
     def steps_per_action(self) -> float:

@@ -182,7 +182,7 @@ class Trainer:
         else:
             error = ProximaError(
                 f"stopped by {name}; iteration {self.saver.iteration} is saved in {saved}; "
-                f"go on with: proxima resume {self.run_dir}"
+                f"continue with: proxima resume {self.run_dir}"
             )
         error.exit_code = 128 + signum
         return error

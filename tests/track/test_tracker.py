@@ -113,7 +113,7 @@ def test_a_disk_that_stays_full_is_named_at_the_end(
         tracker.write(row(iteration))
     tracker.close()
     assert [record.getMessage() for record in caplog.records] == [
-        "metrics.jsonl cannot be written: No space left on device. The run goes on, and tries again.",
+        "metrics.jsonl cannot be written: No space left on device. The run continues and will try again.",
         "metrics.jsonl is not complete: No space left on device.",
     ]
 
@@ -161,7 +161,7 @@ def test_a_writer_that_raises_does_not_keep_the_others_from_writing(
     tracker.close()
     assert rows(tmp_path) == [1, 2]
     assert [record.getMessage() for record in caplog.records] == [
-        "mine cannot be written: ZeroDivisionError: oops. The run goes on, and tries again.",
+        "mine cannot be written: ZeroDivisionError: oops. The run continues and will try again.",
         "mine is not complete: ZeroDivisionError: again.",
     ]
 

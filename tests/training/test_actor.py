@@ -136,5 +136,5 @@ def test_without_a_compiler_the_run_goes_on(
     trainer.close()
     assert tried == ([] if isinstance(error, OSError) else [True])
     assert [r.message for r in caplog.records] == [
-        f"The policy is not compiled ({str(error).splitlines()[0]}): the run goes on, slower."
+        f"The policy is not compiled ({str(error).splitlines()[0]}): the run continues, but slower."
     ]
