@@ -124,7 +124,7 @@ class Algorithm(ABC):
             return []
         return [
             f"The learning rate goes from {before:.3g} to {now:.3g}: it is {optimizer.lr_schedule} over "
-            f"total_timesteps. Give learning_rate {before * optimizer.learning_rate / now:.3g} to continue from the old one."
+            f"total_timesteps. Give learning_rate {before * optimizer.learning_rate / now:.3g} to keep the old one."
         ]
 
 

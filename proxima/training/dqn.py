@@ -63,7 +63,7 @@ class DQN(Algorithm):
         return [
             *notices,
             f"The share of random actions goes from {before:.3g} back to {now:.3g}: it falls over exploration_fraction "
-            "of total_timesteps, which are more now. Give exploration_start the value it had reached to continue there.",
+            "of total_timesteps, which are more now. Give exploration_start the value it had reached to keep it.",
         ]
 
     def get_state(self) -> tuple[Files, dict[str, Any]]:
