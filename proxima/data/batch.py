@@ -116,9 +116,11 @@ class Rows(NamedTuple):
     def gather(self, layout: SequenceLayout, sequence: Tensor) -> Minibatch:
         """The minibatch of sequences `[B]`."""
         rows = layout.rows(sequence)
-        inputs = self.inputs.gather(layout, sequence)
-        others = (self.action, self.old_log_prob, self.old_value, self.advantage, self.return_)
-        return Minibatch(*inputs, *[x.index_select(0, rows) for x in others], weight=layout.weight(sequence))
+        obs, state, start = self.inputs.gather(layout, sequence)
+        fields = (self.action, self.old_log_prob, self.old_value, self.advantage, self.return_)
+        action, log_prob, value, advantage, return_ = [x.index_select(0, rows) for x in fields]
+        weight = layout.weight(sequence)
+        return Minibatch(obs, state, start, action, log_prob, value, advantage, return_, weight)
 
 
 @dataclass

@@ -125,7 +125,7 @@ def furthest_resumable(*run_dirs: Path) -> Path | None:
     """
     newest = _newest_of_each(run_dirs, resumable=True)
     furthest = max(newest, key=lambda found: (found.global_step, found.iteration, found.saved_at), default=None)
-    return furthest and furthest.path
+    return None if furthest is None else furthest.path
 
 
 def prune(run_dir: Path, *, keep: int) -> None:
