@@ -207,7 +207,7 @@ def test_an_env_that_becomes_impossible_to_capture_is_told_and_trained_on(
     first = train(total_timesteps=128 * 12, name="late", **options)
     resumed = train(resume_from=first.run_dir, total_timesteps=128 * 14)
     assert resumed.global_step == 128 * 14
-    assert "can no longer be kept" in caplog.text or "cannot be put back" in caplog.text
+    assert "can no longer be kept" in caplog.text or "cannot be restored" in caplog.text
     assert "This resume is not exact" in caplog.text
 
 
