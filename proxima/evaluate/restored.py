@@ -14,8 +14,7 @@ from torch import Tensor
 from proxima.config import Config
 from proxima.envs.action_hold import Hold
 from proxima.errors import UsageError
-from proxima.nets.make import make_policy
-from proxima.nets.policy import Policy
+from proxima.nets.policy import Policy, make_policy
 from proxima.nets.spec import Spec
 from proxima.runs import checkpoint
 from proxima.runs.checkpoint import Checkpoint

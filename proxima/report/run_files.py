@@ -9,8 +9,7 @@ import numpy as np
 
 from proxima.config.yaml_files import read_yaml
 from proxima.errors import UsageError
-from proxima.runs.layout import CONFIG, METRICS, is_file
-from proxima.runs.lineage import read_lineage
+from proxima.runs.layout import CONFIG, METRICS, is_file, read_lineage
 
 FIRST_ALGORITHM = "ppo"
 """Of older runs, whose config does not name the algorithm."""

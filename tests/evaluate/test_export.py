@@ -181,7 +181,7 @@ def test_bad_input_is_one_line(tiny: Path, tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "empty").mkdir()
     refuses("format is 'onyx', but it must be one of onnx, torchscript", format="onyx")
     refuses("nowhere does not exist", tmp_path / "nowhere")
-    refuses("holds no whole checkpoint", tmp_path / "empty")
+    refuses("holds no complete checkpoint", tmp_path / "empty")
     refuses("empty is a folder, and only a regular file is replaced: choose another name", out=tmp_path / "empty")
     refuses(
         r"cannot write .* \(No such file or directory\): choose another place", out=tmp_path / "nowhere" / "policy.pt"

@@ -181,10 +181,10 @@ def test_metadata_that_nests_or_expands_without_end_is_one_line(text: str, tmp_p
         ) as error:
             use(folder)
         assert "\n" not in str(error.value)
-    with pytest.raises(UsageError, match="holds no whole checkpoint"):
+    with pytest.raises(UsageError, match="holds no complete checkpoint"):
         load_policy(tmp_path / "run")
     (tmp_path / "run" / "lineage.yaml").write_text(text)
-    with pytest.raises(UsageError, match="holds no whole checkpoint"):
+    with pytest.raises(UsageError, match="holds no complete checkpoint"):
         load_policy(tmp_path / "run")
 
 
