@@ -1,6 +1,7 @@
 """Storage of one iteration's experience, `[T, N]`, filled in place and reused."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -165,6 +166,37 @@ class Rollout:
         """`[T, N]` bool: an episode begins. False in the first step, whose state is already reset."""
         ended = self.ended
         return torch.cat((torch.zeros_like(ended[:1]), ended[:-1]))
+
+    @classmethod
+    def join(cls, parts: Sequence["Rollout"]) -> "Rollout":
+        """Rollouts of the same T side by side: `[T, N1 + N2 + ...]`, copied. For sources that collect in parallel."""
+        first, joined = parts[0], cls.__new__(cls)
+        joined.num_steps, joined.num_envs = first.num_steps, sum(part.num_envs for part in parts)
+        joined.stacks = first.stacks
+
+        def beside(name: str, axis: int = 1) -> Tensor | None:
+            found = [getattr(part, name) for part in parts]
+            return None if found[0] is None else torch.cat(found, axis)
+
+        joined.frames = {key: torch.cat([part.frames[key] for part in parts], 1) for key in first.frames}
+        joined.obs = {key: x[first.stacks[key] - 1 :] for key, x in joined.frames.items()}  # views
+        plain = {key: torch.cat([part.obs[key] for part in parts], 1) for key in first.obs if key not in joined.obs}
+        joined.obs = {key: (joined.obs | plain)[key] for key in first.obs}
+        joined.aux = {name: torch.cat([part.aux[name] for part in parts], 1) for name in first.aux}
+        for name in ("action", "reward", "terminated", "truncated", "log_prob", "value", "state"):
+            setattr(joined, name, beside(name))
+        joined.last_state = beside("last_state", 0)
+        joined.duration = None
+        if any(part.duration is not None for part in parts):
+            ones = [torch.ones_like(part.reward, dtype=torch.long) for part in parts]
+            held = [one if part.duration is None else part.duration for part, one in zip(parts, ones, strict=True)]
+            joined.duration = torch.cat(held, 1)
+        offsets = accumulate((part.num_envs for part in parts), initial=0)
+        joined._final_time = [part.final_time for part in parts]
+        joined._final_env = [part.final_env + offset for part, offset in zip(parts, offsets, strict=False)]
+        joined._final_obs = {key: [x for part in parts for x in part._final_obs[key]] for key in first.obs}
+        joined._final_state = [x for part in parts for x in part._final_state]
+        return joined
 
 
 def as_stored(obs: dict[str, Tensor]) -> dict[str, Tensor]:

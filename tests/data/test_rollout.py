@@ -51,6 +51,27 @@ def test_sequences_hold_the_steps_of_one_env_in_order(length: int) -> None:
     assert back.tolist() == list(range(steps * envs))
 
 
+def test_rollouts_of_the_same_steps_join_side_by_side() -> None:
+    one, two = make(), make()
+    for number, rollout in enumerate((one, two)):
+        for x in (*rollout.obs.values(), rollout.action, rollout.reward):
+            x.copy_(torch.arange(x.numel()).view_as(x) + 100 * number)
+        rollout.truncated[2 + number, number] = True
+        final = {key: x[0, :1] + 7 for key, x in rollout.obs.items()}
+        rollout.add_final(torch.tensor([2 + number]), torch.tensor([number]), final)
+    two.duration = torch.full((5, 2), 3)
+    joined = Rollout.join([one, two])
+    assert joined.num_envs == 4 and joined.size == 20
+    for name in ("action", "reward", "terminated", "truncated"):
+        assert torch.equal(getattr(joined, name), torch.cat((getattr(one, name), getattr(two, name)), 1))
+    assert joined.duration is not None and joined.duration[0].tolist() == [1, 1, 3, 3]
+    assert (joined.final_time.tolist(), joined.final_env.tolist()) == ([2, 3], [0, 3])
+    ended = joined.truncated.nonzero()
+    assert torch.equal(ended, torch.stack((joined.final_time, joined.final_env), 1))
+    expected = torch.cat((one.obs["obs"][-1], two.obs["obs"][-1], one.obs["obs"][0, :1] + 7, two.obs["obs"][0, :1] + 7))
+    assert torch.equal(joined.bootstrap_obs()["obs"], expected)
+
+
 def test_episodes_begin_after_those_that_ended() -> None:
     rollout = make()
     rollout.terminated[1, 0] = rollout.truncated[4, 1] = True
