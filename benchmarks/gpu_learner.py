@@ -53,8 +53,8 @@ def make(obs: ObsSpec, action: ActionSpec, options: dict, way: str) -> tuple[PPO
         rollout.action[t] = policy.act({"obs": rollout.obs["obs"][t]}, noise).action
     learner = PPOLearner(policy, config, device=device, seed=1)
     if way == "compiled":
-        learner.give_up_compiling()
-        learner._epochs._step = torch.compile(learner._step, fullgraph=True, dynamic=False)
+        learner.epochs.compiled = False
+        learner.epochs._step = torch.compile(learner._step, fullgraph=True, dynamic=False)
     return learner, rollout
 
 
@@ -99,14 +99,14 @@ def main() -> int:
             if way == "eager":
                 base, weights = best, after
             if way == "graph":
-                assert learner.compiled and learner._epochs._graphs, "not captured"
+                assert learner.epochs.compiled and learner.epochs._graphs, "not captured"
             difference = float((after - weights).abs().max())
             print(f"{name:<38}{way:<12}{first:>9.2f}{best * 1e3:>11.2f}{base / best:>8.1f}  no     {difference:.1e}")
     name, (obs, action, options) = list(WORKS.items())[1]
     for precision in ("bf16", "fp16"):
         learner, rollout = make(obs, action, options | {"precision": precision, "minibatch_size": 20_000}, "graph")
         first, best, _ = measure(learner, rollout)
-        assert learner.compiled, f"{precision} is not compiled"
+        assert learner.epochs.compiled, f"{precision} is not compiled"
         assert bool(torch.isfinite(learner.state.param).all())
         print(f"{name.replace('24576', '20000'):<38}{precision:<12}{first:>9.2f}{best * 1e3:>11.2f}")
     return 0

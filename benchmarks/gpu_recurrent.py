@@ -86,7 +86,7 @@ def main() -> int:
         trainer = build(**options)
         found = measure(trainer)
         if options["compile"] == "on":
-            assert trainer.algorithm.learner.compiled, "the compiler did not work"
+            assert trainer.algorithm.learner.epochs.compiled, "the compiler did not work"
             epochs_without_waiting(trainer.algorithm.learner, trainer.source.rollout)
         total = found["collect"] + found["prepare"] + found["update"]
         rate = trainer.config.rollout_size / total * 1e3

@@ -66,7 +66,7 @@ def compare(folder: Path, arguments: argparse.Namespace) -> str:
         process.kill()
         process.wait()
         kills += 1
-        lost = [path for path in before if path.exists() and checkpoint.newest_whole(path.parent) is None]
+        lost = [path for path in before if path.exists() and checkpoint.newest_complete(path.parent) is None]
         early += whole_checkpoints(folder) == before
         print(f"kill {kills}: {len(runs(folder))} run folders, checkpoints lost: {len(lost)}", flush=True)
     subprocess.run(killable, cwd=ROOT, check=True, capture_output=True)
@@ -93,7 +93,7 @@ def same(one: Any, two: Any) -> bool:
 
 def write_report(folder: Path, arguments: argparse.Namespace, kills: int, early: int) -> str:
     whole, cut = checkpoint.find(folder / "whole"), checkpoint.find(folder / "cut")
-    damaged = [path for path in whole_checkpoints(folder) if checkpoint.newest_whole(path.parent) is None]
+    damaged = [path for path in whole_checkpoints(folder) if checkpoint.newest_complete(path.parent) is None]
     verdicts = {name: same(checkpoint.read(whole, name), checkpoint.read(cut, name)) for name in FILES}
     lineage = checkpoint.read_metadata(cut)["lineage"]
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout

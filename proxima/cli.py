@@ -41,6 +41,9 @@ _COMMON_OPTIONS = {
 }
 
 
+_METAVARS = {bool: "True|False", int: "N", float: "X", list: "N", dict: "MAPPING"}
+
+
 class Parser(argparse.ArgumentParser):
     """Errors are UsageErrors of one line; for an unknown flag, with the most similar one."""
 
@@ -222,25 +225,28 @@ def _add_options(parser: argparse.ArgumentParser, all_help: bool) -> None:
 
 
 def _add_flag(group: Any, option: Option, *, is_shown: bool) -> None:
-    names = [option.name, *option.aliases]
+    flag, *aliases = ["--" + name.replace("_", "-") for name in (option.name, *option.aliases)]
     default = " ".join(map(str, option.default)) if isinstance(option.default, list) else option.default
-    text = f"{option.help} (default: {default})".replace("%", "%%") if is_shown else argparse.SUPPRESS
+    also = f" Also {', '.join(aliases)}." if aliases else ""
+    text = f"{option.help}{also} (default: {default})".replace("%", "%%")
+    common: dict[str, Any] = {"dest": option.name, "default": argparse.SUPPRESS}
+    hidden = common | {"help": argparse.SUPPRESS}
     extra: dict[str, Any] = {"metavar": _metavar(option)}
     if isinstance(option.default, bool):
         extra |= {"nargs": "?", "const": "True"}
-        negated = ["--no-" + name.replace("_", "-") for name in names]
-        off = {"action": "store_const", "const": "False", "help": argparse.SUPPRESS}
-        group.add_argument(*negated, dest=option.name, default=argparse.SUPPRESS, **off)
+        negated = [f"--no-{name[2:]}" for name in (flag, *aliases)]
+        group.add_argument(*negated, action="store_const", const="False", **hidden)
     elif option.is_list:
         extra |= {"nargs": "+"}
-    flags = ["--" + name.replace("_", "-") for name in names]
-    group.add_argument(*flags, dest=option.name, default=argparse.SUPPRESS, help=text, **extra)
+    group.add_argument(flag, **(common | {"help": text} if is_shown else hidden), **extra)
+    if aliases:
+        group.add_argument(*aliases, **hidden, **extra)
 
 
 def _metavar(option: Option) -> str:
     if option.choices:
         return "{" + ",".join(option.choices) + "}"
-    return "True|False" if isinstance(option.default, bool) else option.name.split("_")[-1].upper()
+    return _METAVARS.get(type(option.default)) or option.name.split("_")[-1].upper()
 
 
 def _with_dashes(argument: str) -> str:
@@ -297,7 +303,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
 def _evaluate(arguments: argparse.Namespace) -> int:
     from proxima.evaluate.episodes import evaluate
-    from proxima.evaluate.video import record_checkpoint, watch_checkpoint
+    from proxima.evaluate.video import show_checkpoint
     from proxima.runs import checkpoint
 
     _raise_on_interrupt()
@@ -309,9 +315,9 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     if length is not None and not (arguments.record or arguments.render):
         raise UsageError(f"--video-length is {length}, but there is no video: add --record or --render.")
     if arguments.render:
-        watch_checkpoint(path, length=length, **chosen)
+        show_checkpoint(path, window=True, length=length, **chosen)
     if arguments.record:
-        video = record_checkpoint(path, length=length, **chosen)
+        video = show_checkpoint(path, length=length, **chosen)
         print(f"video {video}", file=sys.stderr if arguments.json else sys.stdout, flush=True)
     analyses = {"value": arguments.analyze_value, "policy": arguments.analyze_policy}
     evaluation = evaluate(path, episodes=arguments.episodes, trace=any(analyses.values()), **chosen)

@@ -1,4 +1,4 @@
-"""What every use of a compiler shares: one sentence where it fails, and the process as it was when a run is over."""
+"""Helpers around compilation: one warning if it fails, and process settings restored after a run."""
 
 import contextlib
 import gc
@@ -11,20 +11,20 @@ log = logging.getLogger("proxima")
 
 
 def report_failure(what: str, error: Exception) -> None:
-    """Say in one sentence that something is not compiled, and why."""
+    """Warn in one sentence that something is not compiled, and why."""
     lines = [line.strip() for line in str(error).splitlines()]
-    told = next((line for line in lines if line and line != "from user code:"), "")
-    log.warning("The %s is not compiled (%s): the run goes on, slower.", what, told or type(error).__name__)
+    reason = next((line for line in lines if line and line != "from user code:"), "")
+    log.warning("The %s is not compiled (%s): the run continues, but slower.", what, reason or type(error).__name__)
 
 
 def is_toolchain_failure(error: Exception) -> bool:
-    """Whether any other compilation will fail as well: no C++ compiler, or no place for what it makes."""
+    """Whether every other compilation will fail as well: no C++ compiler, or no disk space for its output."""
     return isinstance(error, OSError) or type(error).__name__ in ("InvalidCxxCompiler", "CppCompileError")
 
 
 @contextlib.contextmanager
 def process_settings_kept() -> Iterator[None]:
-    """Leave the host program its torch threads and its frozen objects."""
+    """Restore the host program's torch threads and its frozen objects at the end."""
     threads, frozen = torch.get_num_threads(), gc.get_freeze_count()
     try:
         yield
@@ -35,7 +35,7 @@ def process_settings_kept() -> Iterator[None]:
 
 
 def freeze_garbage() -> None:
-    """What compilation made is large and stays: not to be walked through again and again while the run lasts."""
+    """Exclude existing objects, such as the many of the compiler, from garbage collection during the run."""
     if not gc.get_freeze_count():
         gc.collect()
         gc.freeze()
@@ -43,7 +43,7 @@ def freeze_garbage() -> None:
 
 @contextlib.contextmanager
 def float32_by_default() -> Iterator[None]:
-    """Make tensors in float32, whatever the host program's default is."""
+    """Create tensors in float32, whatever the host program's default is."""
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:

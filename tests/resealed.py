@@ -12,7 +12,7 @@ import yaml
 
 from proxima.config import load_config
 from proxima.envs.gymnasium.spaces import ObservationLayout
-from proxima.nets.make import make_policy
+from proxima.nets.policy import make_policy
 from proxima.nets.spec import Spec
 from proxima.runs import checkpoint
 

@@ -1,22 +1,38 @@
-"""Adam and AdamW on one flat parameter vector: a handful of operations however many layers there are."""
+"""Adam and AdamW on one flat parameter vector: a few operations, independent of the number of layers."""
 
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 BETA1, BETA2 = 0.9, 0.999
 
 
+class FlatParameters:
+    """Moves the trained parameters of a module into one vector, of which they become views."""
+
+    def __init__(self, module: nn.Module):
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._shapes = {name: p.shape for name, p in trained.items()}
+        self.vector = torch.cat([p.detach().flatten() for p in trained.values()])
+        for p, view in zip(trained.values(), self.views(self.vector).values(), strict=True):
+            p.data = view
+
+    def views(self, vector: Tensor) -> dict[str, Tensor]:
+        """The parameters by name, as views of any vector of this size."""
+        parts = vector.split([shape.numel() for shape in self._shapes.values()])
+        return {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
+
+
 class AdamState(NamedTuple):
-    """All that an optimizer step changes, as tensors: a step is a function from one state to the next."""
+    """Everything that an optimizer step changes, as tensors; a step is a pure function of it."""
 
     param: Tensor  # [P]
     mean: Tensor  # [P], running first moment of the gradient
     square: Tensor  # [P], running second moment
     steps: Tensor  # [], steps taken
-    scales: Tensor  # [2], what undoes the bias of the two moments in the next step
-    loss_scale: Tensor  # [], 1 but for fp16
+    scales: Tensor  # [2], bias corrections of the two moments for the next step
+    loss_scale: Tensor  # [], 1 except with fp16
     good_steps: Tensor  # [], finite fp16 steps since the scale last changed
 
     @classmethod
@@ -27,7 +43,7 @@ class AdamState(NamedTuple):
 
 
 def clip_by_norm(gradient: Tensor, max_norm: float | None) -> tuple[Tensor, Tensor]:
-    """The gradient, no longer than `max_norm`, and its norm before."""
+    """The gradient clipped to norm `max_norm`, and its norm before clipping."""
     norm = gradient.norm()
     if max_norm is None:
         return gradient, norm
@@ -41,7 +57,7 @@ def adam_step(
     steps = state.steps + 1.0
     mean = torch.lerp(state.mean, gradient, 1.0 - BETA1)
     square = torch.lerp(state.square, gradient * gradient, 1.0 - BETA2)
-    # The scales come with the state: computed here, compiled code would take two powers for every parameter.
+    # The scales are part of the state: computed here, compiled code would take two powers per parameter.
     step = mean * state.scales[0] / (square.sqrt() * state.scales[1] + eps)
     if weight_decay:
         step = step + weight_decay * state.param
@@ -52,9 +68,9 @@ def adam_step(
 def scaled_adam_step(
     state: AdamState, gradient: Tensor, learning_rate: Tensor, *, eps: float, weight_decay: float
 ) -> AdamState:
-    """The same for fp16: a gradient that overflowed only halves the loss scale; 2,000 good ones double it.
+    """`adam_step` with a dynamic loss scale for fp16, without a branch on the host.
 
-    Without a branch on the host, so that nothing waits for the device.
+    If the gradient overflowed, the step is skipped and the scale halved; 2,000 finite steps double it.
     """
     finite = torch.isfinite(gradient).all()
     gradient = torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0)
@@ -70,5 +86,5 @@ def scaled_adam_step(
 
 
 def bias_scales(steps: Tensor) -> Tensor:
-    """`AdamState.scales` after so many steps."""
+    """`AdamState.scales` after `steps` steps."""
     return torch.stack(((1.0 - BETA1 ** (steps + 1.0)).reciprocal(), (1.0 - BETA2 ** (steps + 1.0)).rsqrt()))

@@ -1,9 +1,9 @@
-"""Action distributions as plain values of tensors: they compile, and they never build a Python graph of their own.
+"""Action distributions as dataclasses of tensors, which compile.
 
-An action here is what the log-probability is defined on (the *raw* action); `nets/actor_critic.py` turns it into what
-the env takes. Scaling to the env's bounds is a constant factor that cancels in every ratio, so it is left out.
+Log-probabilities are those of the *raw* action, which `nets/actor_critic.py` transforms to the env's range; the
+constant Jacobian of that scaling cancels in every probability ratio and is left out.
 
-A sample is a function of standard normal noise that the caller draws, for a whole rollout at once if it likes.
+A sample is a function of standard normal noise, which the caller draws, possibly for a complete rollout at once.
 """
 
 import math
@@ -16,27 +16,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
-# Expectations under a normal by 16-point Gauss-Hermite quadrature; the nodes are symmetric, so half of them are kept.
+# 16-point Gauss-Hermite quadrature for expectations under a normal; the nodes are symmetric, so half are enough.
 _NODES, _WEIGHTS = (half[8:].tolist() for half in np.polynomial.hermite.hermgauss(16))
 
-# Normal numbers a dimension of Beta: two gamma samples of six candidates, each of two numbers.
+# Noise per dimension of Beta: two gamma samples of six candidates with two numbers each.
 BETA_NOISE = 24
 
 
 class Distribution(Protocol):
-    """A batch of action distributions; sums over action dimensions are already taken."""
+    """A batch of `B` joint action distributions."""
 
     def sample(self, noise: Tensor) -> Tensor:
-        """A raw action each: `[B, A]`, or `[B]` for one discrete choice.
+        """Raw actions `[B, A]`, or `[B]` for one discrete choice.
 
-        `noise` is standard normal, `[B, K]`: one number a dimension or a choice, and `BETA_NOISE` a dimension of Beta.
+        `noise` `[B, K]` is standard normal: one number per dimension or choice, `BETA_NOISE` per dimension of Beta.
         """
 
     def mode(self) -> Tensor:
         """The most likely raw action (for a squashed Gaussian, the squashed mean)."""
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """Log-density or log-probability of raw actions, `[B]`."""
+        """Log-density or log-probability `[B]` of raw actions."""
 
     def entropy(self) -> Tensor:
         """Entropy, `[B]`."""
@@ -44,7 +44,7 @@ class Distribution(Protocol):
 
 @dataclass(slots=True)
 class Gaussian:
-    """Diagonal normal."""
+    """Diagonal Gaussian."""
 
     mean: Tensor  # [B, A]
     log_std: Tensor  # [B, A] or [A]
@@ -68,44 +68,33 @@ class Gaussian:
 
 
 @dataclass(slots=True)
-class TanhGaussian:
-    """A diagonal normal squashed into (-1, 1). The raw action is the one before tanh, so no inverse is ever taken."""
-
-    mean: Tensor  # [B, A]
-    log_std: Tensor  # [B, A] or [A]
-
-    def sample(self, noise: Tensor) -> Tensor:
-        """A sample before squashing."""
-        return Gaussian(self.mean, self.log_std).sample(noise)
-
-    def mode(self) -> Tensor:
-        """The mean before squashing."""
-        return self.mean
+class TanhGaussian(Gaussian):
+    """A diagonal Gaussian squashed into (-1, 1). The raw action is the one before tanh, so tanh is never inverted."""
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """Normal log-density less the log-derivative of tanh."""
-        return Gaussian(self.mean, self.log_std).log_prob(action) - _log_tanh_slope(action).sum(-1)
+        """Gaussian log-density minus the log-derivative of tanh."""
+        return Gaussian.log_prob(self, action) - _log_tanh_slope(action).sum(-1)
 
     def entropy(self) -> Tensor:
-        """Normal entropy plus E[log tanh'], by Gauss-Hermite quadrature: no sampling noise in the bonus."""
+        """Gaussian entropy plus E[log tanh'] by Gauss-Hermite quadrature: the bonus has no sampling noise."""
         std = self.log_std.exp()
         expected = torch.zeros_like(self.mean)
         for node, weight in zip(_NODES, _WEIGHTS, strict=True):
             offset = math.sqrt(2.0) * node * std
             slope = _log_tanh_slope(self.mean + offset) + _log_tanh_slope(self.mean - offset)
             expected = expected + (weight / math.sqrt(math.pi)) * slope
-        return Gaussian(self.mean, self.log_std).entropy() + expected.sum(-1)
+        return Gaussian.entropy(self) + expected.sum(-1)
 
 
 @dataclass(slots=True)
 class Beta:
-    """Independent Beta distributions on (0, 1) with both parameters above 1, so that each has one mode."""
+    """Independent Beta distributions on (0, 1), unimodal: both parameters are above 1."""
 
     alpha: Tensor  # [B, A]
     beta: Tensor  # [B, A]
 
     def sample(self, noise: Tensor) -> Tensor:
-        """A ratio of gamma samples, kept off the ends where the density has no gradient."""
+        """A ratio of gamma samples, clamped away from the ends, where the log-density is infinite."""
         first, second = noise.unflatten(-1, (self.alpha.shape[-1], BETA_NOISE)).chunk(2, -1)
         a, b = _gamma(self.alpha, first), _gamma(self.beta, second)
         return (a / (a + b)).clamp(1e-6, 1 - 1e-6)
@@ -136,16 +125,16 @@ class Categorical:
     logits: Tensor  # [B, K], normalised: log-probabilities
 
     def sample(self, noise: Tensor) -> Tensor:
-        """The Gumbel-max trick: an argmax, so even broken logits cannot raise."""
+        """By the Gumbel-max trick: an argmax, which does not raise even for invalid logits."""
         exponential = -torch.special.log_ndtr(noise)
         return (self.logits - exponential.log()).argmax(-1)
 
     def mode(self) -> Tensor:
-        """The likeliest choice."""
+        """The most likely choice."""
         return self.logits.argmax(-1)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """Look-up."""
+        """The logit of the choice."""
         return self.logits.gather(-1, action[..., None]).squeeze(-1)
 
     def entropy(self) -> Tensor:
@@ -155,17 +144,17 @@ class Categorical:
 
 @dataclass(slots=True)
 class MultiCategorical:
-    """Several independent choices, of different sizes."""
+    """Several independent Categoricals of different sizes."""
 
     parts: list[Categorical]
 
     def sample(self, noise: Tensor) -> Tensor:
-        """`[B, A]`, one choice a column."""
+        """`[B, A]`, one choice per column."""
         noises = noise.split([part.logits.shape[-1] for part in self.parts], -1)
         return torch.stack([part.sample(x) for part, x in zip(self.parts, noises, strict=True)], -1)
 
     def mode(self) -> Tensor:
-        """The likeliest choice a column."""
+        """The most likely choice per column."""
         return torch.stack([part.mode() for part in self.parts], -1)
 
     def log_prob(self, action: Tensor) -> Tensor:
@@ -179,20 +168,20 @@ class MultiCategorical:
 
 @dataclass(slots=True)
 class Bernoulli:
-    """Independent coins."""
+    """Independent Bernoulli variables."""
 
     logits: Tensor  # [B, A]
 
     def sample(self, noise: Tensor) -> Tensor:
-        """0 or 1 a column."""
+        """0 or 1 per column."""
         return (torch.special.ndtr(noise) < self.logits.sigmoid()).long()
 
     def mode(self) -> Tensor:
-        """The likelier face."""
+        """1 where its probability is above 1/2."""
         return (self.logits > 0).long()
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """Sum over the coins."""
+        """Sum over the columns."""
         return -F.softplus(torch.where(action.bool(), -self.logits, self.logits)).sum(-1)
 
     def entropy(self) -> Tensor:
@@ -202,19 +191,19 @@ class Bernoulli:
 
 @dataclass(slots=True)
 class EpsilonGreedy:
-    """The choice of highest Q; with probability epsilon, any of them."""
+    """The choice with the highest Q; with probability epsilon, a uniformly random one."""
 
     q: Tensor  # [B, A]
     epsilon: Tensor  # []
 
     def sample(self, noise: Tensor) -> Tensor:
-        """`noise` `[B, 2]`: the first number says whether to explore, the second which choice that is."""
+        """`noise` `[B, 2]`: the first number decides whether to explore, the second is the random choice."""
         share, choices = torch.special.ndtr(noise).unbind(-1), self.q.shape[-1]
         explored = (share[1] * choices).long().clamp(max=choices - 1)
         return torch.where(share[0] < self.epsilon, explored, self.mode())
 
     def mode(self) -> Tensor:
-        """The choice of highest Q, however large epsilon is."""
+        """The greedy choice."""
         return self.q.argmax(-1)
 
     def _probability(self) -> Tensor:
@@ -222,7 +211,7 @@ class EpsilonGreedy:
         return self.epsilon / choices + (1.0 - self.epsilon) * F.one_hot(self.mode(), choices)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """Minus infinity for what is never chosen."""
+        """Minus infinity for a choice of probability 0."""
         return self._probability().gather(-1, action[..., None]).squeeze(-1).log()
 
     def entropy(self) -> Tensor:
@@ -231,9 +220,9 @@ class EpsilonGreedy:
 
 
 def _gamma(shape: Tensor, noise: Tensor) -> Tensor:
-    """Gamma samples for shapes `[B, A]` of at least 1 (Marsaglia and Tsang 2000): the first candidate accepted.
+    """Gamma samples for shapes `[B, A]` of at least 1 (Marsaglia and Tsang 2000): the first accepted candidate.
 
-    One in twenty is refused at worst, so that all of them are once in 64 million times; the last then stands.
+    At most 1 in 20 is rejected, and so all six once in 64 million samples; the last one is used then.
     """
     normal, other = noise.chunk(2, -1)  # [B, A, candidates] each
     d = (shape - 1.0 / 3.0)[..., None]
@@ -248,5 +237,5 @@ def _gamma(shape: Tensor, noise: Tensor) -> Tensor:
 
 
 def _log_tanh_slope(x: Tensor) -> Tensor:
-    """log(1 - tanh(x)^2), without the cancellation."""
+    """log(1 - tanh(x)^2), without cancellation."""
     return 2.0 * (math.log(2.0) - x - F.softplus(-2.0 * x))

@@ -1,8 +1,7 @@
-"""DQN (Mnih et al. 2015): from a replay buffer to better values of actions.
+"""DQN (Mnih et al. 2015): targets from a replay buffer, and the loss of a minibatch.
 
-What does not change from step to step, the target network's values, is computed for several minibatches at once, and of
-images on a CPU once for every transition until the target network changes. Metrics stay on the device until they are
-asked for.
+The target network's values are computed for several minibatches at once; for images on a CPU they are cached until the
+target network changes. Metrics stay on the device until `metrics` is called.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from proxima.algo.learner import Learner, Weights
-from proxima.algo.schedules import exploration
 from proxima.config import Config
 from proxima.data.known_values import KnownValues
 from proxima.data.replay import Replay, Transitions
@@ -22,24 +20,20 @@ if TYPE_CHECKING:
     from proxima.nets.q_network import QNetwork
 
 Tensors = dict[str, Tensor]
-_COMPILE_PAYS_AFTER = 20_000
-# Minibatches that are gathered at a time: so many, and so many bytes of observations, by the kind of device.
-_MOST_AT_A_TIME, _BYTES_AT_A_TIME = 64, {"cpu": 2**24}
-_BYTES_ON_A_GPU = 2**28
+_COMPILE_PAYS_AFTER = 20_000  # optimizer steps
+# Limits of what is gathered at a time: minibatches, and bytes of observations.
+_MOST_MINIBATCHES, _CPU_BYTES, _GPU_BYTES = 64, 2**24, 2**28
 
 
 class Minibatch(NamedTuple):
-    """Transitions `[B]` as the loss takes them."""
+    """Inputs of the loss, `[B]` each; the last four are for the targets of double Q."""
 
-    obs: Tensors
-    """Normalised."""
+    obs: Tensors  # normalised
     action: Tensor
-    target: Tensor | None
-    """What Q is to become, where the target network alone decides; else the next four say."""
+    target: Tensor | None  # regression target of Q; None with double Q, whose targets depend on the current weights
     return_: Tensor | None = None
     discount: Tensor | None = None
-    target_q: Tensor | None = None
-    """`[B, A]`, the target network's Q of the next observation."""
+    target_q: Tensor | None = None  # [B, A], the target network's Q of the next observation
     next_obs: Tensors | None = None
 
 
@@ -61,18 +55,18 @@ class DQNLearner(Learner):
         )
         self.dqn, self.algorithm = config.dqn, config.algorithm
         self.target = self.flat.vector.clone()
-        self._copies = 0  # multiples of target_update_every that have passed
+        self._copies = 0  # how many multiples of target_update_every have passed
         self.values: KnownValues | None = None
-        """Where the target network's values are kept, once `keep_values` was called."""
+        """Cache of the target network's values, see `keep_values`."""
         self._total = self.flat.vector.new_zeros(len(self.step_metrics))
-        self._updates = 0  # in the total
+        self._updates = 0  # summed in the total
         self.set_progress(0.0)
 
     def keep_values(self, replay: Replay, *, actions: int) -> None:
-        """Compute the target network's values of a transition of this replay once, where that saves time.
+        """Cache the target network's values of the replay's transitions, if that saves time.
 
-        It does for images on a CPU: to know what is new, a GPU would have to wait. Where observations are normalised,
-        their values change all the time.
+        It does for images on a CPU; a GPU would have to synchronise to find what is missing. The values of normalised
+        observations change with the statistics and cannot be cached.
         """
         if self.device.type == "cpu" and self.policy.image_keys and not self.policy.normalizer.moments:
             self.values = KnownValues(replay.rows * replay.num_envs, actions)
@@ -80,7 +74,7 @@ class DQNLearner(Learner):
     # Update ----------------------------------------------------------------------------------------------------------
 
     def update(self, replay: Replay, num_updates: int) -> None:
-        """So many optimizer steps, each on a minibatch of its own."""
+        """Do `num_updates` optimizer steps, each on its own minibatch."""
         size = self.algorithm.minibatch_size
         for count in self._counts(replay, num_updates):
             data = self._prepare(replay.gather(replay.draw(count * size, self.generator)))
@@ -89,10 +83,10 @@ class DQNLearner(Learner):
             self._updates += count
 
     def _counts(self, replay: Replay, num_updates: int) -> Iterator[int]:
-        """How many minibatches at a time: powers of two, so that few sizes are ever compiled."""
+        """How many minibatches to gather at a time: powers of two, so that few sizes are compiled."""
         row = sum(x[0, 0].nbytes * replay.frames[key] for key, x in replay.obs.items())
-        most = _BYTES_AT_A_TIME.get(self.device.type, _BYTES_ON_A_GPU) // (2 * row * self.algorithm.minibatch_size)
-        most = min(max(1, most), _MOST_AT_A_TIME)
+        limit = _CPU_BYTES if self.device.type == "cpu" else _GPU_BYTES
+        most = min(max(1, limit // (2 * row * self.algorithm.minibatch_size)), _MOST_MINIBATCHES)
         while num_updates > 0:
             count = 1 << (min(most, num_updates).bit_length() - 1)
             num_updates -= count
@@ -100,7 +94,7 @@ class DQNLearner(Learner):
 
     @torch.no_grad()
     def _prepare(self, batch: Transitions) -> Minibatch:
-        """Several minibatches in one, observations normalised, with the target network's values."""
+        """Normalise the observations of several minibatches, and add targets or the target network's values."""
         obs, next_obs = self.policy.normalizer(batch.obs), self.policy.normalizer(batch.next_obs)
         target_q = self._target_q(batch.number, next_obs)
         if self.dqn.double_q:
@@ -108,7 +102,7 @@ class DQNLearner(Learner):
         return Minibatch(obs, batch.action, batch.return_ + batch.discount * target_q.amax(-1))
 
     def _target_q(self, number: Tensor, next_obs: Tensors) -> Tensor:
-        """The target network's Q `[B, A]` of observations, known by the transitions' numbers `[B]`."""
+        """The target network's Q `[B, A]` of observations, from the cache by the transitions' numbers `[B]`."""
         if self.values is None:
             return self._q(self.flat.views(self.target), next_obs)
         new = self.values.missing(number)
@@ -118,9 +112,9 @@ class DQNLearner(Learner):
         return self.values.get(number)
 
     @torch.no_grad()
-    def copy_target(self, decisions: int) -> bool:
-        """Let the target network follow if another multiple of `target_update_every` decisions has passed."""
-        copies = decisions // self.dqn.target_update_every
+    def copy_target(self, policy_steps: int) -> bool:
+        """Copy the weights to the target network if another `target_update_every` policy steps have passed."""
+        copies = policy_steps // self.dqn.target_update_every
         due = copies > self._copies
         if due:
             self.target.copy_(self.state.param)
@@ -130,64 +124,53 @@ class DQNLearner(Learner):
         return due
 
     def metrics(self) -> dict[str, float]:
-        """Means over the steps since the last call, in one copy; NaN if there were none."""
+        """Means over the optimizer steps since the last call; NaN if there were none."""
         host = (self._total / self._updates if self._updates else self._total + torch.nan).tolist()
         metrics = dict(zip(self.step_metrics, host, strict=True))
         if self._updates:
-            self.check_finite(metrics, "the update")
-            self.check_weights()
+            self.check_finite({"the update": metrics})
         self._total.zero_()
         self._updates = 0
-        rates = {"learning_rate": float(self.learning_rate), "epsilon": self.epsilon}
-        return metrics | rates
+        return metrics | {"learning_rate": float(self.learning_rate), "epsilon": float(self.policy.epsilon)}
 
     def set_progress(self, progress: float) -> None:
-        """Set learning rate and epsilon for this share of the run."""
+        """Set the learning rate and epsilon for this fraction of the run."""
         super().set_progress(progress)
         self.policy.epsilon.fill_(self.epsilon_at(progress))
 
-    @property
-    def epsilon(self) -> float:
-        """The share of random actions just now."""
-        return float(self.policy.epsilon)
-
     def epsilon_at(self, progress: float) -> float:
-        """The share of random actions when `progress` of the run is over."""
-        dqn = self.dqn
-        return exploration(dqn.exploration_start, dqn.exploration_end, dqn.exploration_fraction, progress)
+        """Epsilon at this fraction of the run: linear over its first `exploration_fraction`, then constant."""
+        start, end = self.dqn.exploration_start, self.dqn.exploration_end
+        return start + (end - start) * min(1.0, progress / self.dqn.exploration_fraction)
 
     # The minibatch step ----------------------------------------------------------------------------------------------
 
     def gather(self, data: Minibatch, index: Tensor) -> Minibatch:
-        """The rows of `index`."""
+        """The rows `index`."""
         return _rows(data, lambda x: x.index_select(0, index))
 
     def take(self, data: Minibatch, index: Tensor) -> Minibatch:
-        """The same without a copy: the rows of a minibatch follow each other."""
+        """Like `gather`, but a view: the rows of a minibatch are consecutive."""
         first = int(index[0])
         return _rows(data, lambda x: x[first : first + len(index)])
 
     def complete(self, weights: Weights, minibatch: Minibatch) -> Minibatch:
-        """With the targets of double Q, for which the online network chooses the next action."""
-        return minibatch._replace(target=self._targets(weights, minibatch))
+        """Add the targets of double Q."""
+        if minibatch.target is not None:
+            return minibatch
+        assert minibatch.next_obs is not None and minibatch.target_q is not None
+        assert minibatch.return_ is not None and minibatch.discount is not None
+        # Chosen by the online network, evaluated by the target network (van Hasselt et al. 2016).
+        best = self._q(weights, minibatch.next_obs).argmax(-1)
+        return minibatch._replace(target=minibatch.return_ + minibatch.discount * _chosen(minibatch.target_q, best))
 
     def loss(self, weights: Weights, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
-        """Huber loss of the actions' Q."""
+        """Huber loss between the Q of the actions and the targets."""
         target = minibatch.target
         assert target is not None
         q = _chosen(self._q(weights, minibatch.obs), minibatch.action)
         huber = F.smooth_l1_loss(q, target)
         return huber, torch.stack((huber, q.mean(), (q - target).abs().mean())).detach()
-
-    def _targets(self, weights: Weights, minibatch: Minibatch) -> Tensor:
-        """What Q of the actions is to become, `[B]`."""
-        if minibatch.target is not None:
-            return minibatch.target
-        assert minibatch.next_obs is not None and minibatch.target_q is not None
-        assert minibatch.return_ is not None and minibatch.discount is not None
-        # Chosen by one network, valued by the other (van Hasselt et al. 2016).
-        best = self._q(weights, minibatch.next_obs).argmax(-1)
-        return minibatch.return_ + minibatch.discount * _chosen(minibatch.target_q, best)
 
     def _q(self, weights: Weights, obs: Tensors) -> Tensor:
         """Q `[B, A]` with these weights."""
@@ -201,13 +184,13 @@ class DQNLearner(Learner):
         return super().state_dict() | {"target": target}
 
     def load_state_dict(self, state: dict[str, dict[str, Tensor]]) -> bool:
-        """Put back what `state_dict` gave."""
+        """Load what `state_dict` returned."""
         self.target.copy_(state["target"]["param"])
         self._copies = int(state["target"]["copies"])
         return super().load_state_dict(state)
 
     def follow_changes(self, before: Config) -> None:
-        """Let options that a resume changed take the place of what was remembered of the old ones."""
+        """Also rescale the count of target updates, and empty the cache if its values no longer hold."""
         super().follow_changes(before)
         every = before.dqn.target_update_every
         if every != self.dqn.target_update_every:
@@ -230,5 +213,5 @@ def _rows_of(x: Any, rows: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _chosen(q: Tensor, action: Tensor) -> Tensor:
-    """`[B]` of `[B, A]`."""
+    """Q `[B]` of actions `[B]` out of `[B, A]`."""
     return q.gather(-1, action[:, None]).squeeze(-1)

@@ -1,4 +1,4 @@
-"""Many optimizer steps in a row: eager, as native code with the loop inside, or as a CUDA graph that is replayed."""
+"""Consecutive optimizer steps: eager, as one compiled loop, or as a replayed CUDA graph."""
 
 from collections.abc import Callable, Sequence
 from types import FunctionType, MethodType
@@ -6,26 +6,25 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from proxima.algo.adam import AdamState
-from proxima.algo.cuda_graph import GraphedEpoch
 from proxima.compiling import report_failure
 
 Gather = Callable[[Any, Tensor], list[Any]]
-"""From all data and the index `[B]` of a minibatch to its parts."""
+"""(all data, index `[B]` of a minibatch) -> its parts, one per accumulated gradient."""
 Step = Callable[[AdamState, Tensor, Sequence[Any]], tuple[AdamState, Tensor]]
-"""From a state, a learning rate and the parts of a minibatch to the next state and the step's metrics."""
-# The native loop makes every state anew, which saves a call a step; above so many parameters, memory costs more.
+"""(state, learning rate, parts of a minibatch) -> (next state, metrics of the step)."""
+# The compiled loop saves a call per step but allocates a new state each time: too slow above this many parameters.
 _LARGEST_IN_A_LOOP = 2**17
-# What a compiled step must look at in every call: its tensors, and Python values that are part of its code.
+# Guards that a compiled step checks in every call: its tensors, and the Python values that are constants in its code.
 _KEPT_GUARDS = {"TENSOR_MATCH", "CONSTANT_MATCH", "EQUALS_MATCH"}
 
 
 class Epochs:
-    """Runs a step, which is a pure function of tensors, on minibatch after minibatch, and changes the state in place.
+    """Runs a step, a pure function of tensors, on one minibatch after another, and updates the state in place.
 
-    It is compiled on its first use; where that cannot be done, this is said once, and it goes on eager.
+    It is compiled on first use; if that fails, a warning is logged once and it continues eagerly.
     """
 
     def __init__(
@@ -40,14 +39,14 @@ class Epochs:
         gather_outside: str = "never",
         build_apart: bool = False,
     ):
-        """Say how minibatches are made, and how the step is compiled on a CPU.
+        """`gather_outside` and `build_apart` are about compilation on a CPU.
 
-        With `gather_outside` "always", a minibatch is made by `take`, and only what is done with it is compiled: images
-        are gathered slowly by compiled code. "if few": for single steps and for large networks. `build_apart` compiles
-        the code that calls many kernels apart from them, which is quicker.
+        With `gather_outside` "always", minibatches are built by `take`, outside of compiled code, which is slow at
+        gathering images; with "if few", only for single steps and for large networks. `build_apart` compiles kernels
+        and the code that calls them separately, which is faster with many kernels.
         """
         self.compiled = compiled
-        """Whether it is, or is to be, compiled."""
+        """Whether it is, or will be, compiled; may be set to False."""
         self._step, self._gather, self._take = step, gather, take
         self._num_metrics, self._device = num_metrics, device
         self._gather_outside, self._build_apart = gather_outside, build_apart
@@ -69,7 +68,7 @@ class Epochs:
             return self._fast(state, learning_rate, data, order)
         try:
             result = self._fast(state, learning_rate, data, order)
-        except Exception as error:  # the compiler and the toolchain raise whatever they like
+        except Exception as error:  # the compiler and the toolchain raise all kinds of exceptions
             report_failure("learner", error)
             self.compiled = False
             return self._eager(state, learning_rate, data, order)
@@ -93,8 +92,7 @@ class Epochs:
         options: dict[str, Any] | None = None
         if self._device.type == "cpu":
             options = {"cpp_wrapper": True, "cpp_wrapper_build_separate": self._build_apart}
-            # The modules and options are the same objects in every call of this copy: to look at all of them takes
-            # longer than a small step.
+            # Modules and options are the same objects in every call: to check them all takes longer than a small step.
             options["guard_filter_fn"] = _keep_values
         return torch.compile(_own_copy(function), fullgraph=True, dynamic=False, options=options)
 
@@ -106,7 +104,7 @@ class Epochs:
         return state, total
 
     def _loop(self, state: AdamState, learning_rate: Tensor, data: Any, order: Tensor) -> tuple[AdamState, Tensor]:
-        """The same, written so that the loop becomes part of the compiled code."""
+        """Like `_eager`, with the loop as part of the compiled code."""
         steps = order.shape[0]
 
         def body(i: Tensor, total: Tensor, *fields: Tensor) -> tuple[Tensor, ...]:
@@ -126,7 +124,7 @@ class Epochs:
         return state, total
 
     def _update(self, state: AdamState, learning_rate: Tensor, parts: Sequence[Any], total: Tensor) -> None:
-        """One step. Compiled, the new state is written where the old one was, and nothing is allocated for it."""
+        """One step in place: compiled, no new state is allocated."""
         after, metrics = self._step(state, learning_rate, parts)
         for ours, new in zip(state, after, strict=True):
             ours.copy_(new)
@@ -136,11 +134,67 @@ class Epochs:
         return self._step(state, learning_rate, self._gather(data, index))
 
     def _replay(self, state: AdamState, learning_rate: Tensor, data: Any, order: Tensor) -> tuple[AdamState, Tensor]:
-        # A native loop would ask the device at every step whether to go on.
+        # A CUDA graph, because a compiled loop would synchronise with the device in every step.
         shapes = tuple(x.shape for x in tree_leaves(data) if isinstance(x, Tensor))
-        if shapes not in self._graphs:  # it holds a copy of them, for every size of the minibatches
+        if shapes not in self._graphs:  # one copy of the data, for all sizes of minibatches
             self._graphs[shapes] = GraphedEpoch(self._compiled(self._on_index), num_metrics=self._num_metrics)
         return self._graphs[shapes](state, learning_rate, data, order)
+
+
+class GraphedEpoch:
+    """A step captured as a CUDA graph: one launch per minibatch, without host synchronisation.
+
+    A graph reads from fixed addresses: the inputs are copied into its own tensors once per epoch.
+    """
+
+    def __init__(self, step: Callable[..., tuple[AdamState, Tensor]], *, num_metrics: int):
+        """`step(state, learning_rate, data, index)` returns the next state and the metrics of the step."""
+        self._step, self._num_metrics = step, num_metrics
+        self._inputs: list[Any] = []
+        self._graphs: dict[torch.Size, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+
+    @torch.no_grad()
+    def __call__(self, state: AdamState, learning_rate: Tensor, data: Any, order: Tensor) -> tuple[AdamState, Tensor]:
+        """One step for every row of `order` `[M, B]`; returns the last state and the sum of the steps' metrics."""
+        inputs, form = tree_flatten((state, learning_rate, data))
+        if not self._inputs:
+            self._inputs = [x.clone() if isinstance(x, Tensor) else x for x in inputs]
+            self._total = learning_rate.new_zeros(self._num_metrics)
+            self._row = torch.zeros(1, dtype=torch.long, device=learning_rate.device)
+        if order.shape not in self._graphs:
+            self._graphs[order.shape] = self._capture(form, order.clone())
+        for ours, x in zip(self._inputs, inputs, strict=True):
+            if isinstance(x, Tensor):
+                ours.copy_(x)
+        graph, ours = self._graphs[order.shape]
+        ours.copy_(order)
+        self._total.zero_()
+        self._row.zero_()
+        for _ in range(len(order)):
+            graph.replay()
+        return AdamState(*(x.clone() for x in self._inputs[: len(state)])), self._total.clone()
+
+    def _capture(self, form: TreeSpec, order: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        side_stream = torch.cuda.Stream()
+        side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side_stream):
+            for _ in range(3):  # warm-up: compiles, and lets the libraries allocate their workspaces
+                self._row.zero_()
+                self._one(form, order)
+        torch.cuda.current_stream().wait_stream(side_stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._one(form, order)
+        return graph, order
+
+    def _one(self, form: TreeSpec, order: Tensor) -> None:
+        state, learning_rate, data = tree_unflatten(self._inputs, form)
+        index = order.index_select(0, self._row).reshape(-1)
+        after, metrics = self._step(state, learning_rate, data, index)
+        for field, new in zip(state, after, strict=True):
+            field.copy_(new)
+        self._total.add_(metrics)
+        self._row.add_(1)
 
 
 def _keep_values(guards: Sequence[Any]) -> list[bool]:
@@ -148,7 +202,7 @@ def _keep_values(guards: Sequence[Any]) -> list[bool]:
 
 
 def _own_copy(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The same method with code of its own: the compiler keeps what it made by the code, not by the object it is of."""
+    """The method with its own code object: the compiler caches by code object, and instances must not share that."""
     assert isinstance(method, MethodType)
     function = method.__func__
     code, defaults = function.__code__.replace(), function.__defaults__

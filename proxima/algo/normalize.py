@@ -1,9 +1,9 @@
-"""Running statistics of observations and returns. They live in modules as buffers, so a checkpoint carries its own."""
+"""Running statistics of observations and returns, as module buffers: checkpoints and exports include them."""
 
 import torch
 from torch import Tensor, nn
 
-from proxima.algo.recurrence import linear_recurrence
+from proxima.algo.gae import linear_recurrence
 
 
 class RunningMoments(nn.Module):
@@ -21,13 +21,13 @@ class RunningMoments(nn.Module):
 
     @torch.no_grad()
     def update(self, batch: Tensor) -> None:
-        """Take in a batch `[*, *shape]`."""
+        """Add a batch `[*, *shape]`."""
         flat = batch.reshape(-1, *self.mean.shape).double()
         var, mean = torch.var_mean(flat, 0, correction=0)
         count = self.count + len(flat)
         delta = mean - self.mean
         share = len(flat) / count
-        # While count is 0 the initial variance has no weight.
+        # The initial variance has no weight while count is 0.
         self.var.copy_(self.var * (1 - share) + var * share + delta * delta * share * (1 - share))
         self.mean.add_(delta * share)
         self.count.copy_(count)
@@ -39,16 +39,16 @@ class ObsNormalizer(nn.Module):
     def __init__(self, shapes: dict[str, tuple[int, ...]], *, clip: float):
         super().__init__()
         self.clip = clip
-        # A module name may not hold a dot, an observation key may.
+        # A module name must not contain a dot; an observation key may.
         self._names = {key: f"key_{i}" for i, key in enumerate(shapes)}
         self.moments = nn.ModuleDict({self._names[key]: RunningMoments(shape) for key, shape in shapes.items()})
         for key, shape in shapes.items():
-            # float32 copies of what every step needs: no float64 arithmetic on the way to the network.
+            # float32 copies for the forward pass, which needs no float64 arithmetic then.
             self.register_buffer(f"{self._names[key]}_shift", torch.zeros(shape))
             self.register_buffer(f"{self._names[key]}_scale", torch.ones(shape))
 
     def forward(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Normalise the keys that have statistics and pass the others on."""
+        """Normalise the keys that have statistics; other keys are unchanged."""
         return {key: self._normalize(key, x) if key in self._names else x for key, x in obs.items()}
 
     def _normalize(self, key: str, x: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class ObsNormalizer(nn.Module):
 
     @torch.no_grad()
     def update(self, obs: dict[str, Tensor]) -> None:
-        """Take in raw observations `[*, *shape]`."""
+        """Add unnormalised observations `[*, *shape]` to the statistics."""
         for key, name in self._names.items():
             moments = self.moments[name]
             assert isinstance(moments, RunningMoments)
@@ -67,7 +67,7 @@ class ObsNormalizer(nn.Module):
 
 
 class RewardNormalizer(nn.Module):
-    """Divides rewards by the running deviation of the discounted return of each env."""
+    """Divides rewards by the running std of the discounted return."""
 
     running: Tensor
     carry: Tensor
@@ -76,16 +76,16 @@ class RewardNormalizer(nn.Module):
         super().__init__()
         self.clip = clip
         self.moments = RunningMoments()
-        # The return so far of each env, and what share of it the next transition takes over.
+        # The running return of each env, and its discount in the next transition (0 after the end of an episode).
         self.register_buffer("running", torch.zeros(num_envs, dtype=torch.float64))
         self.register_buffer("carry", torch.zeros(num_envs, dtype=torch.float64))
 
     @torch.no_grad()
     def forward(self, reward: Tensor, *, ended: Tensor, discount: Tensor | float) -> Tensor:
-        """Take in the rewards `[T, N]` of a rollout, then scale them.
+        """Add the rewards `[T, N]` of a rollout to the statistics, then scale them.
 
-        `discount` is gamma, or `[T, N]` of gamma ** duration. `G_t = R_t + Gamma_{t-1} G_{t-1}`: two transitions are as
-        far apart as the earlier one took.
+        `discount` is gamma, or gamma ** duration `[T, N]`. `G_t = R_t + Gamma_{t-1} G_{t-1}`, where `Gamma_{t-1}` is
+        the discount over the time that transition t - 1 took.
         """
         reward64, keep = reward.double(), (~ended).double()
         carry = torch.cat((self.carry[None], keep * discount))
@@ -97,5 +97,5 @@ class RewardNormalizer(nn.Module):
 
     @property
     def scale(self) -> Tensor:
-        """[], what rewards are divided by."""
+        """[], the divisor of rewards."""
         return (self.moments.var + 1e-8).sqrt()

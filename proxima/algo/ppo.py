@@ -1,4 +1,4 @@
-"""PPO (Schulman et al. 2017): advantages of a rollout, and the loss of a minibatch."""
+"""PPO (Schulman et al. 2017): the advantages of a rollout and the loss of a minibatch."""
 
 from typing import TYPE_CHECKING
 
@@ -19,9 +19,9 @@ from proxima.errors import UsageError
 if TYPE_CHECKING:
     from proxima.nets.policy import Policy
 
-# Compilation takes ten to twenty seconds and saves a millisecond a minibatch, on a GPU several; recurrent, more.
+# Minibatches. Compilation takes 10 to 20 seconds (more if recurrent) and saves 1 ms per minibatch, more on a GPU.
 _COMPILE_PAYS_AFTER = 20_000
-# Compiled, recurrent steps are unrolled: the compilation of more would take many minutes.
+# Compiled recurrent steps are unrolled: to compile more than this takes many minutes.
 _LONGEST_UNROLLED = 128
 
 
@@ -31,15 +31,9 @@ class PPOLearner(Learner):
     loss_terms = LossTerms._fields
 
     def __init__(
-        self,
-        policy: "Policy",
-        config: Config,
-        *,
-        device: torch.device,
-        seed: int,
-        num_iterations: int | None = None,
+        self, policy: "Policy", config: Config, *, device: torch.device, seed: int, num_iterations: int | None = None
     ):
-        """`num_iterations` is how many a run will have, if held actions make them fewer than the config can know."""
+        """`num_iterations` of the run; given because held actions can make them fewer than `config.num_iterations`."""
         super().__init__(
             policy,
             config,
@@ -47,7 +41,7 @@ class PPOLearner(Learner):
             seed=seed,
             compiled=_wants_compile(config, config.num_iterations if num_iterations is None else num_iterations),
             gather_outside="always" if policy.image_keys else "never",
-            # In one piece with its kernels, the code that calls many unrolled steps takes minutes to compile.
+            # Together with its kernels, the code that calls many unrolled steps takes minutes to compile.
             build_apart=config.sequence_length > 1,
         )
         self.layout = SequenceLayout(config.ppo.num_steps, config.env.num_envs, config.sequence_length)
@@ -57,7 +51,7 @@ class PPOLearner(Learner):
 
     @torch.no_grad()
     def prepare(self, rollout: Rollout) -> Batch:
-        """Scale rewards, evaluate the behaviour policy unless acting did, and estimate advantages."""
+        """Scale rewards, compute old log-probabilities and values unless acting stored them, and advantages."""
         reward = rollout.reward
         if self.config.normalize.normalize_reward:
             reward = self.reward_normalizer(reward, ended=rollout.ended, discount=self._discount(rollout))
@@ -78,9 +72,9 @@ class PPOLearner(Learner):
         return Batch(rollout, reward, Rows(inputs, action, log_prob, value, advantage, return_))
 
     def _advantages(self, rollout: Rollout, reward: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Advantages and returns `[T * N]`; truncated episodes bootstrap the value of their final observation."""
+        """Advantages and returns `[T * N]`; truncated episodes bootstrap from their final observation."""
         ppo, envs, policy = self.config.ppo, rollout.num_envs, self.policy
-        # [N + K], one call for all of them.
+        # [N + K], in one forward pass.
         bootstrap = policy.value(policy.normalizer(rollout.bootstrap_obs()), rollout.bootstrap_state())
         last, final = bootstrap.split([envs, len(bootstrap) - envs])
         value = value.view(-1, envs)  # [T, N]
@@ -100,12 +94,12 @@ class PPOLearner(Learner):
         return advantage.flatten(), return_.flatten()
 
     def _discount(self, rollout: Rollout) -> Tensor | float:
-        """Of each transition: by the time it took, or, as an approximation of that, the same for all."""
+        """Gamma ** duration of each transition, or without smdp the same gamma for all."""
         algorithm = self.config.algorithm
         return rollout.discount(algorithm.gamma) if algorithm.smdp else algorithm.gamma
 
     def _evaluate(self, inputs: Inputs, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and values `[T * N]`, computed as in the update, or the first ratio would not be 1."""
+        """Log-probabilities and values `[T * N]`, computed exactly as in the update: the first ratio must be 1."""
         log_prob = action.new_empty(len(action), dtype=torch.float32)
         value = torch.empty_like(log_prob)
         with self.autocast():
@@ -118,8 +112,7 @@ class PPOLearner(Learner):
 
     def _values(self, inputs: Inputs) -> Tensor:
         """Values `[T * N]` with the current weights."""
-        first = next(iter(inputs.obs.values()))
-        value = torch.empty(self.layout.num_steps * self.layout.num_envs, device=first.device)
+        value = torch.empty(self.layout.num_steps * self.layout.num_envs, device=self.device)
         with torch.no_grad(), self.autocast():
             for sequence in inputs.chunks(self.layout):
                 values = self.policy.value(*inputs.gather(self.layout, sequence))
@@ -129,7 +122,7 @@ class PPOLearner(Learner):
     # Update ----------------------------------------------------------------------------------------------------------
 
     def update(self, batch: Batch) -> dict[str, float]:
-        """All epochs over the batch; the metrics come back in one copy."""
+        """All epochs over the batch; the metrics are copied to the host once."""
         ppo, optimizer, rows = self.config.ppo, self.config.optimizer, batch.rows
         explained = explained_variance(rows.old_value, rows.return_)
         epochs: list[Tensor] = []
@@ -151,13 +144,11 @@ class PPOLearner(Learner):
         return self._metrics(torch.stack(epochs), explained)
 
     def _metrics(self, epochs: Tensor, explained: Tensor) -> dict[str, float]:
-        """Means over the epochs `[E, K]`, and how far the last one went."""
+        """Means of the metrics over the epochs `[E, K]`; KL and clip fraction of the last one."""
         host = [dict(zip(self.step_metrics, row, strict=True)) for row in epochs.tolist()]
-        for number, row in enumerate(host, start=1):
-            self.check_finite(row, f"epoch {number} of the update")
-        self.check_weights()
+        self.check_finite({f"epoch {number} of the update": row for number, row in enumerate(host, start=1)})
         metrics = {name: sum(row[name] for row in host) / len(host) for name in self.step_metrics if name != "loss"}
-        # How far the whole update went, not the average on the way there.
+        # The change of the policy by the complete update.
         metrics |= {name: host[-1][name] for name in ("approx_kl", "clip_fraction")}
         return metrics | {
             "explained_variance": float(explained),
@@ -168,43 +159,29 @@ class PPOLearner(Learner):
     # The minibatch step ----------------------------------------------------------------------------------------------
 
     def gather(self, data: Rows, index: Tensor) -> Minibatch:
-        """The sequences of `index`."""
+        """The sequences `index`."""
         return data.gather(self.layout, index)
 
     def count(self, minibatch: Minibatch) -> Tensor | int:
-        """Steps, padding left out."""
+        """Number of steps without padding."""
         return len(minibatch.action) if minibatch.weight is None else minibatch.weight.sum()
 
     def loss(self, weights: Weights, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
-        """The clipped surrogate, the value loss and the entropy bonus."""
-        ppo = self.config.ppo
+        """Clipped surrogate, value loss and entropy bonus."""
         distribution, value = self.apply(weights, minibatch.obs, minibatch.state, minibatch.start)
-        terms = ppo_loss(
-            log_prob=distribution.log_prob(minibatch.action),
-            value=value,
-            entropy=distribution.entropy(),
-            old_log_prob=minibatch.old_log_prob,
-            old_value=minibatch.old_value,
-            advantage=minibatch.advantage,
-            return_=minibatch.return_,
-            weight=minibatch.weight,
-            clip_range=ppo.clip_range,
-            clip_value_loss=ppo.clip_value_loss,
-            value_loss_coef=ppo.value_loss_coef,
-            entropy_coef=ppo.entropy_coef,
-            normalize_advantage=ppo.normalize_advantage == "minibatch",
-        )
+        log_prob, entropy = distribution.log_prob(minibatch.action), distribution.entropy()
+        terms = ppo_loss(log_prob, value, entropy, minibatch, self.config.ppo)
         return terms.loss, torch.stack([term.detach() for term in terms])
 
     # State -----------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """With the reward statistics."""
+        """With the reward normaliser."""
         statistics = {name: x.clone() for name, x in self.reward_normalizer.state_dict().items()}
         return super().state_dict() | {"reward_normalizer": statistics}
 
     def load_state_dict(self, state: dict[str, dict[str, Tensor]]) -> bool:
-        """Put back what `state_dict` gave."""
+        """Load what `state_dict` returned."""
         self.reward_normalizer.load_state_dict(state["reward_normalizer"])
         return super().load_state_dict(state)
 

@@ -1,28 +1,22 @@
-"""Learning rates and exploration over the course of a run."""
+"""Learning rate schedules."""
 
 import math
 
 
 def scheduled(schedule: str, initial: float, progress: float) -> float:
-    """The learning rate at `progress` (0 at the start, 1 at the end); an adaptive one is the learner's own business."""
+    """The learning rate at `progress` (0 at the start, 1 at the end) of a schedule that is not adaptive."""
     if schedule == "linear":
         return initial * (1.0 - progress)
     if schedule == "cosine":
-        # Down to a tenth: the tail of a cosine to zero would spend a fifth of the run hardly learning.
+        # Down to 10%: with a cosine to zero, the last fifth of the run would hardly learn.
         return initial * (0.1 + 0.45 * (1.0 + math.cos(math.pi * progress)))
     return initial
 
 
 def adapted(learning_rate: float, kl: float, desired_kl: float) -> float:
-    """Follow the measured KL: 1.5 times less when it is above twice the desired one, more when below half of it."""
+    """The adaptive schedule: divide by 1.5 if the KL is above twice the desired one, multiply if below half of it."""
     if kl > 2.0 * desired_kl:
         return min(learning_rate, max(1e-5, learning_rate / 1.5))
     if kl < 0.5 * desired_kl:
         return max(learning_rate, min(1e-2, learning_rate * 1.5))
     return learning_rate
-
-
-def exploration(start: float, end: float, fraction: float, progress: float) -> float:
-    """How often to act at random: from `start` to `end` in a straight line over a `fraction` of the run."""
-    share = min(1.0, progress / fraction)
-    return start + (end - start) * share

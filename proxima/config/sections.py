@@ -18,7 +18,7 @@ bookkeeping = partial(option, resume="free", compared=False)
 
 @dataclass
 class RunOptions:
-    """The run: length, name, seed, device, output folder."""
+    """Name, length, seed and device of the run."""
 
     name: str | None = bookkeeping(None)
     """Name of the run, written to runs/NAME/DATE_TIME. None: the env id."""
@@ -175,7 +175,7 @@ class DQNOptions:
     target_update_every: int = option(10_000, aliases=["target_update_interval"], at_least=1)
     """Transitions between copies of the weights to the target network."""
     double_q: bool = option(True, aliases=["double_dqn"])
-    """Double DQN (van Hasselt et al. 2016): the online network selects the next action, the target network rates it."""
+    """Double DQN (van Hasselt et al. 2016): online network selects the next action, target network evaluates it."""
     return_steps: int = option(1, aliases=["n_step"], at_least=1)
     """n of n-step returns: rewards summed before bootstrapping from the target network."""
     exploration_start: float = option(1.0, aliases=["exploration_initial_eps"], at_least=0, at_most=1)
@@ -228,7 +228,7 @@ class NormalizeOptions:
 
 @dataclass
 class CheckpointOptions:
-    """Checkpoints."""
+    """When checkpoints are saved, and what they contain."""
 
     save_checkpoint: bool = bookkeeping(True)
     """Write checkpoints: at the end, on Ctrl-C or SIGTERM, and every checkpoint_freq steps and checkpoint_minutes."""
@@ -262,7 +262,7 @@ class EvaluationOptions:
 
 @dataclass
 class TrackOptions:
-    """Logging."""
+    """Progress display and logging."""
 
     tensorboard: bool = bookkeeping(True)
     """Write TensorBoard events to the run's tb/ folder."""

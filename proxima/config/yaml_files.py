@@ -27,7 +27,7 @@ def read_yaml(path: Path, *, what: str) -> Any:
         if path.exists() and not path.is_file():  # reading a FIFO would block forever
             raise UsageError(f"{what} {path} is not a regular file.")
         if (size := path.stat().st_size) > MAX_BYTES:
-            raise UsageError(f"{what} {path} has {size:,} bytes, but the limit is {MAX_BYTES:,}.")
+            raise UsageError(f"{what} {path} has {size:,} bytes, but at most {MAX_BYTES:,} are read.")
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"{what} {path} is not UTF-8 text: {error.reason} at byte {error.start}.") from None
@@ -41,7 +41,7 @@ def read_yaml(path: Path, *, what: str) -> Any:
 def parse_yaml(text: str, *, source: str) -> Any:
     """The content of a YAML text; errors are UsageErrors that begin with `source`."""
     if len(text) > MAX_BYTES:
-        raise UsageError(f"{source} has {len(text):,} characters, but the limit is {MAX_BYTES:,}.")
+        raise UsageError(f"{source} has {len(text):,} characters, but at most {MAX_BYTES:,} are read.")
     try:
         _check_limits(text, source)
         return yaml.load(text, Loader=_LOADER)

@@ -1,8 +1,8 @@
-"""A prepared rollout, and the minibatches of sequences that are taken from it.
+"""A prepared rollout, and its minibatches of sequences.
 
-A batch stays `[T, N]`, flattened to rows `t * N + n`. A sequence is `L` consecutive steps of one env, 1 without
-recurrence; `Q = ceil(T / L) * N` of them cover the rollout, the last of each env padded where `L` does not divide `T`.
-Sequences and stacks of frames are put together when a minibatch is taken.
+A batch is the rollout `[T, N]` flattened to rows `t * N + n`. A sequence is `L` consecutive steps of one env (1 without
+recurrence); `Q = ceil(T / L) * N` sequences cover the rollout, the last of each env padded if `L` does not divide `T`.
+Sequences and frame stacks are built when a minibatch is gathered.
 """
 
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ from proxima.data.frames import gather_stacks
 from proxima.data.rollout import Rollout
 
 Tensors = dict[str, Tensor]
-# What is evaluated at a time outside the update: elements of observations, and rows on a CPU, whose caches are small.
+# Limits of one forward pass outside the update: elements of observations, and rows on a CPU, whose caches are small.
 _CHUNK_ELEMENTS, _CHUNK_ROWS = 2**22, 4096
 
 
 class SequenceLayout(NamedTuple):
-    """How the rows of a rollout `[T, N]` are cut into sequences."""
+    """How the rows of a rollout `[T, N]` are divided into sequences."""
 
     num_steps: int
     num_envs: int
@@ -32,29 +32,26 @@ class SequenceLayout(NamedTuple):
         """`Q`."""
         return -(-self.num_steps // self.length) * self.num_envs
 
-    @property
-    def is_padded(self) -> bool:
-        """Whether the last sequence of each env is longer than the steps that are left."""
-        return bool(self.num_steps % self.length)
-
     def times(self, sequence: Tensor) -> Tensor:
-        """`[L, B]`, the time of each step of sequences `[B]`; `T` and more are padding."""
+        """`[L, B]`, the time of each step of sequences `[B]`; `T` and above is padding."""
         steps = torch.arange(self.length, device=sequence.device)
         return sequence // self.num_envs * self.length + steps[:, None]
 
     def rows(self, sequence: Tensor) -> Tensor:
-        """`[L * B]`, the rows of sequences `[B]`, time by time; the last step stands in for padding."""
+        """`[L * B]`, time-major, the rows of sequences `[B]`; padding repeats the last step."""
         if self.length == 1:
             return sequence
         time = self.times(sequence).clamp(max=self.num_steps - 1)
         return (time * self.num_envs + sequence % self.num_envs).flatten()
 
     def weight(self, sequence: Tensor) -> Tensor | None:
-        """`[L * B]`: 1 for a step and 0 for padding; None where there is no padding."""
-        return (self.times(sequence) < self.num_steps).float().flatten() if self.is_padded else None
+        """`[L * B]`: 1 for a step and 0 for padding; None without padding."""
+        if self.num_steps % self.length == 0:
+            return None
+        return (self.times(sequence) < self.num_steps).float().flatten()
 
     def scatter(self, sequence: Tensor, x: Tensor, out: Tensor) -> None:
-        """Put numbers `[L * B]` of sequences `[B]` back into rows `out` `[T * N]`, padding left out."""
+        """Write numbers `[L * B]` of sequences `[B]` to the rows of `out` `[T * N]`, without the padding."""
         rows, weight = self.rows(sequence), self.weight(sequence)
         if weight is not None:
             rows, x = rows[weight > 0], x[weight > 0]
@@ -62,19 +59,15 @@ class SequenceLayout(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What the policy is given in every step of a rollout."""
+    """Inputs of the policy in every step of a rollout."""
 
-    obs: Tensors
-    """`[T * N, ...]`, normalised. Of a key that stacks frames: every frame once, `[R, C, H, W]`."""
-    stack_rows: Tensors
-    """For such a key, `[T * N, F]`: the rows of each stack's frames."""
-    state: Tensor | None
-    """`[Q, S]`, the recurrent state before every sequence."""
-    start: Tensor | None
-    """`[T * N]` bool: an episode begins inside the rollout."""
+    obs: Tensors  # [T * N, ...], normalised; a key that stacks frames holds each frame once: [R, C, H, W]
+    stack_rows: Tensors  # [T * N, F] for such a key: the rows of each stack's frames
+    state: Tensor | None  # [Q, S], the recurrent state before every sequence
+    start: Tensor | None  # [T * N] bool: an episode begins inside the rollout
 
     def gather(self, layout: SequenceLayout, sequence: Tensor) -> tuple[Tensors, Tensor | None, Tensor | None]:
-        """Observations `[L * B, ...]`, state `[B, S]` and starts `[L * B]` of sequences `[B]`: `Policy.forward`'s."""
+        """Arguments of `Policy.forward` for sequences `[B]`: obs `[L * B, ...]`, state `[B, S]`, start `[L * B]`."""
         rows = layout.rows(sequence)
         obs = {}
         for key, x in self.obs.items():
@@ -85,7 +78,7 @@ class Inputs(NamedTuple):
         return obs, self.state.index_select(0, sequence), self.start.index_select(0, rows)
 
     def chunks(self, layout: SequenceLayout) -> tuple[Tensor, ...]:
-        """All sequences in order, as many at a time as are worth evaluating together."""
+        """All sequences in order, divided into chunks for one forward pass each."""
         elements = 0  # of one step
         for key, x in self.obs.items():
             elements += x[0].numel() * (self.stack_rows[key].shape[1] if key in self.stack_rows else 1)
@@ -97,25 +90,21 @@ class Inputs(NamedTuple):
 
 
 class Minibatch(NamedTuple):
-    """Rows of a batch, as the loss takes them; sequences time by time, `[L * B, ...]`."""
+    """Inputs of the loss: `B` sequences, time-major, `[L * B, ...]`."""
 
-    obs: Tensors
-    """Normalised; stacks of frames are whole."""
-    state: Tensor | None
-    """`[B, S]`, the recurrent state before the first step."""
-    start: Tensor | None
-    """`[L * B]` bool: an episode begins."""
+    obs: Tensors  # normalised, frame stacks rebuilt
+    state: Tensor | None  # [B, S], the recurrent state before the first step
+    start: Tensor | None  # [L * B] bool: an episode begins
     action: Tensor
     old_log_prob: Tensor
     old_value: Tensor
     advantage: Tensor
     return_: Tensor
-    weight: Tensor | None = None
-    """1 for a step and 0 for padding; None where there is no padding."""
+    weight: Tensor | None = None  # 1 for a step and 0 for padding; None without padding
 
 
 class Rows(NamedTuple):
-    """What minibatches are taken from: `[T * N]` each, inputs apart."""
+    """All data of minibatches, `[T * N]` each except the inputs."""
 
     inputs: Inputs
     action: Tensor
@@ -128,17 +117,10 @@ class Rows(NamedTuple):
         """The minibatch of sequences `[B]`."""
         rows = layout.rows(sequence)
         obs, state, start = self.inputs.gather(layout, sequence)
-        return Minibatch(
-            obs=obs,
-            state=state,
-            start=start,
-            action=self.action.index_select(0, rows),
-            old_log_prob=self.old_log_prob.index_select(0, rows),
-            old_value=self.old_value.index_select(0, rows),
-            advantage=self.advantage.index_select(0, rows),
-            return_=self.return_.index_select(0, rows),
-            weight=layout.weight(sequence),
-        )
+        fields = (self.action, self.old_log_prob, self.old_value, self.advantage, self.return_)
+        action, log_prob, value, advantage, return_ = [x.index_select(0, rows) for x in fields]
+        weight = layout.weight(sequence)
+        return Minibatch(obs, state, start, action, log_prob, value, advantage, return_, weight)
 
 
 @dataclass
@@ -146,15 +128,14 @@ class Batch:
     """A prepared rollout."""
 
     rollout: Rollout
-    reward: Tensor
-    """`[T, N]`, scaled: what advantages are recomputed from."""
+    reward: Tensor  # [T, N], scaled; for recomputing advantages
     rows: Rows
 
 
 def minibatch_indices(size: int, count: int, generator: Generator) -> Iterator[Tensor]:
     """Every index of `range(size)` once, shuffled, in `count` minibatches whose sizes differ by at most one.
 
-    Yields tensors `[M, B]` of M minibatches each: one where the sizes are all the same, else two.
+    Yields one tensor `[M, B]` of M minibatches if all have the same size, else two.
     """
     order = torch.randperm(size, generator=generator, device=generator.device)
     least, larger = divmod(size, count)

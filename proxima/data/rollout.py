@@ -1,6 +1,7 @@
 """Storage of one iteration's experience, `[T, N]`, filled in place and reused."""
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -9,11 +10,10 @@ from proxima.data.frames import frame_rows, gather_stacks, newest
 
 
 class Rollout:
-    """What `T` steps of `N` envs gave. Observations are raw; row T is the one after the last step.
+    """`T` steps of `N` envs. Observations are unnormalised; row T of them is the one after the last step.
 
-    With recurrence, the policy's state is stored every `sequence_length` steps. Of a key that stacks frames, `obs` has
-    the newest of each step, so that every frame is stored once; `frames` has the same with those before the first step
-    in front.
+    With recurrence, the policy's state is stored every `sequence_length` steps. A key that stacks frames is stored as
+    the newest frame of each step; `frames` is the same storage, preceded by the frames before the first step.
     """
 
     def __init__(
@@ -29,13 +29,12 @@ class Rollout:
         stacks: Mapping[str, int] | None = None,
         store_values: bool = False,
     ):
-        """`obs` and `action` are examples `[N, ...]` that give shapes and dtypes; all but bytes is kept as float32.
+        """`obs` and `action` are examples `[N, ...]` of shapes and dtypes; all but bytes is stored as float32.
 
-        `stacks` tells how many frames the keys that stack some have; with `store_values`, acting also stores
-        log-probabilities and values.
+        `stacks` is the number of frames of each key that stacks frames. `store_values`: also store log-probabilities
+        and values while acting.
         """
         self.num_steps, self.num_envs = num_steps, num_envs
-        self.sequence_length = sequence_length
         self.stacks = dict(stacks or {})
         self.obs: dict[str, Tensor] = {}
         self.frames: dict[str, Tensor] = {}
@@ -51,9 +50,7 @@ class Rollout:
         self.terminated = torch.zeros(num_steps, num_envs, dtype=torch.bool, device=device)
         self.truncated = torch.zeros(num_steps, num_envs, dtype=torch.bool, device=device)
         self.log_prob = torch.zeros_like(self.reward) if store_values else None
-        """`[T, N]`, of the actions, where it was computed when they were chosen."""
         self.value = torch.zeros_like(self.reward) if store_values else None
-        """`[T, N]`, of the observations, likewise."""
         self.state: Tensor | None = None
         """`[C, N, S]`, the recurrent state before the first step of every sequence; None without recurrence."""
         self.last_state: Tensor | None = None
@@ -62,13 +59,13 @@ class Rollout:
             self.state = torch.zeros(-(-num_steps // sequence_length), num_envs, state_size, device=device)
             self.last_state = torch.zeros(num_envs, state_size, device=device)
         self.aux: dict[str, Tensor] = {}
-        """`[T, N, ...]` each: what the env gives a second learner in every step."""
+        """`[T, N, ...]` each: `Step.aux`, for a second learner."""
         self.clear()
 
     def clear(self) -> None:
-        """Make ready for new experience: nothing ended yet, nothing held."""
+        """Prepare for the next rollout: no episode ended, no action held."""
         self.duration: Tensor | None = None
-        """`[T, N]` int64, env steps of each transition; None where all of them are one."""
+        """`[T, N]` int64, env steps of each transition; None if all are 1."""
         self._final_obs: dict[str, list[Tensor]] = {key: [] for key in self.obs}
         self._final_time: list[Tensor] = []
         self._final_env: list[Tensor] = []
@@ -77,27 +74,27 @@ class Rollout:
         self.truncated.zero_()
 
     def begin(self, obs: dict[str, Tensor]) -> None:
-        """Take the frames before the first step from the observations `[N, ...]` that it is taken on."""
+        """Store the older frames of the first observations `[N, ...]`."""
         for key, rows in self.frames.items():
             count = self.stacks[key]
             rows[: count - 1] = obs[key].unflatten(1, (count, -1))[:, :-1].transpose(0, 1)
 
     def put_aux(self, t: int, aux: Mapping[str, Tensor]) -> None:
-        """Store what step `t` gave a second learner, `[N, ...]` each."""
+        """Store `Step.aux` `[N, ...]` of step `t`."""
         for name, x in aux.items():
             if name not in self.aux:
                 self.aux[name] = torch.zeros(self.num_steps, *x.shape, dtype=x.dtype, device=self.reward.device)
             self.aux[name][t] = x
 
     def add_final(self, time: Tensor, env: Tensor, final_obs: dict[str, Tensor], state: Tensor | None = None) -> None:
-        """Store the last observations `[K, ...]` of episodes that were truncated at `time` `[K]` in `env` `[K]`.
+        """Store the final observations `[K, ...]` of episodes truncated at `time` `[K]` in `env` `[K]`.
 
-        `state` `[K, S]` is the recurrent state of all before them.
+        `state` `[K, S]` is the recurrent state before them.
         """
         self._final_time.append(time)
         self._final_env.append(env)
-        for key, kept in self._final_obs.items():
-            kept.append(final_obs[key].to(self.obs[key]))
+        for key, found in self._final_obs.items():
+            found.append(final_obs[key].to(self.obs[key]))
         if state is not None:
             self._final_state.append(state)
 
@@ -107,7 +104,7 @@ class Rollout:
         return self.terminated | self.truncated
 
     def discount(self, gamma: float) -> Tensor | float:
-        """Gamma, or `[T, N]` of gamma ** duration where actions were held."""
+        """Gamma, or gamma ** duration `[T, N]` if actions were held."""
         return gamma if self.duration is None else gamma ** self.duration.to(self.reward.dtype)
 
     @property
@@ -117,12 +114,12 @@ class Rollout:
 
     @property
     def final_time(self) -> Tensor:
-        """`[K]`, the steps in which episodes were truncated."""
+        """`[K]`, steps at which episodes were truncated."""
         return self._joined(self._final_time)
 
     @property
     def final_env(self) -> Tensor:
-        """`[K]`, the envs of these episodes."""
+        """`[K]`, envs of these episodes."""
         return self._joined(self._final_env)
 
     def _joined(self, parts: list[Tensor]) -> Tensor:
@@ -132,9 +129,9 @@ class Rollout:
 
     @property
     def final_obs(self) -> dict[str, Tensor]:
-        """`[K, ...]`, the last observations of truncated episodes; of a stack, the newest frame."""
-        kept = {key: [newest(x, self.stacks.get(key, 1)) for x in found] for key, found in self._final_obs.items()}
-        return {key: torch.cat((x[-1][:0], *kept[key])) for key, x in self.obs.items()}
+        """`[K, ...]`, final observations of truncated episodes; of a frame stack, the newest frame."""
+        last = {key: [newest(x, self.stacks.get(key, 1)) for x in found] for key, found in self._final_obs.items()}
+        return {key: torch.cat((x[-1][:0], *last[key])) for key, x in self.obs.items()}
 
     def bootstrap_obs(self) -> dict[str, Tensor]:
         """`[N + K, ...]`: the observations after the rollout, then the final ones of truncated episodes."""
@@ -148,67 +145,62 @@ class Rollout:
         return None if self.last_state is None else torch.cat((self.last_state, *self._final_state))
 
     def step_obs(self) -> dict[str, Tensor]:
-        """`[T, N, ...]` of the acted-on observations, a view."""
+        """`[T, N, ...]`, the observations acted on: a view without row T."""
         return {key: x[:-1] for key, x in self.obs.items()}
 
     def stack_rows(self) -> dict[str, Tensor]:
-        """`[T * N, F]` for every key that stacks frames: the rows of each stack in `frames`, flattened."""
+        """`[T * N, F]` for every key that stacks frames: the rows of each stack in the flattened `frames`."""
         steps = torch.arange(self.size, device=self.reward.device)
         return {key: self._stack_rows(key, steps) for key in self.frames}
 
     def _stack_rows(self, key: str, step: Tensor) -> Tensor:
-        """`[K, F]`, of the steps `[K]` counted as t * N + n."""
+        """`[K, F]` for steps `[K]`, numbered t * N + n."""
         count, time = self.stacks[key], torch.arange(self.num_steps + 1, device=step.device)
         began = torch.where(torch.cat((torch.zeros_like(self.ended[:1]), self.ended)), time[:, None], 1 - count)
-        first = began.cummax(0).values.flatten()[step]  # [K], counted as steps are; before the first it does not matter
+        first = began.cummax(0).values.flatten()[step]  # [K], time of the episode's first step
         time, env = step // self.num_envs, step % self.num_envs
         return (frame_rows(time, first, count) + count - 1) * self.num_envs + env[:, None]
 
     @property
     def start(self) -> Tensor:
-        """`[T, N]` bool: an episode begins inside the rollout. What went before is in the states already."""
+        """`[T, N]` bool: an episode begins. False in the first step, whose state is already reset."""
         ended = self.ended
         return torch.cat((torch.zeros_like(ended[:1]), ended[:-1]))
 
     @classmethod
     def join(cls, parts: Sequence["Rollout"]) -> "Rollout":
-        """Rollouts of the same steps side by side: `[T, N1 + N2 + ...]`, copied."""
+        """Rollouts of the same T side by side: `[T, N1 + N2 + ...]`, copied. For sources that collect in parallel."""
         first, joined = parts[0], cls.__new__(cls)
         joined.num_steps, joined.num_envs = first.num_steps, sum(part.num_envs for part in parts)
-        joined.sequence_length, joined.stacks = first.sequence_length, first.stacks
+        joined.stacks = first.stacks
 
         def beside(name: str, axis: int = 1) -> Tensor | None:
             found = [getattr(part, name) for part in parts]
             return None if found[0] is None else torch.cat(found, axis)
 
         joined.frames = {key: torch.cat([part.frames[key] for part in parts], 1) for key in first.frames}
-        joined.obs = {
-            key: joined.frames[key][first.stacks[key] - 1 :]
-            if key in joined.frames
-            else torch.cat([part.obs[key] for part in parts], 1)
-            for key in first.obs
-        }
+        joined.obs = {key: x[first.stacks[key] - 1 :] for key, x in joined.frames.items()}  # views
+        plain = {key: torch.cat([part.obs[key] for part in parts], 1) for key in first.obs if key not in joined.obs}
+        joined.obs = {key: (joined.obs | plain)[key] for key in first.obs}
         joined.aux = {name: torch.cat([part.aux[name] for part in parts], 1) for name in first.aux}
         for name in ("action", "reward", "terminated", "truncated", "log_prob", "value", "state"):
             setattr(joined, name, beside(name))
         joined.last_state = beside("last_state", 0)
-        held = [part.duration for part in parts]
         joined.duration = None
-        if any(x is not None for x in held):
+        if any(part.duration is not None for part in parts):
             ones = [torch.ones_like(part.reward, dtype=torch.long) for part in parts]
-            joined.duration = torch.cat([one if x is None else x for x, one in zip(held, ones, strict=True)], 1)
-        before = [0]
-        for part in parts:
-            before.append(before[-1] + part.num_envs)
+            held = [one if part.duration is None else part.duration for part, one in zip(parts, ones, strict=True)]
+            joined.duration = torch.cat(held, 1)
+        offsets = accumulate((part.num_envs for part in parts), initial=0)
         joined._final_time = [part.final_time for part in parts]
-        joined._final_env = [part.final_env + offset for part, offset in zip(parts, before, strict=False)]
+        joined._final_env = [part.final_env + offset for part, offset in zip(parts, offsets, strict=False)]
         joined._final_obs = {key: [x for part in parts for x in part._final_obs[key]] for key in first.obs}
         joined._final_state = [x for part in parts for x in part._final_state]
         return joined
 
 
 def as_stored(obs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Observations as they are stored and as policies take them: bytes stay, all else is float32."""
+    """Observations in the dtypes of storage and of policies: bytes stay uint8, all else is float32."""
     return {key: x.to(_storage_dtype(x.dtype)) for key, x in obs.items()}
 
 

@@ -1,1 +1,1 @@
-"""Worlds behind one contract; `make.py` is the only place that chooses a back end."""
+"""Vector environments with one interface (`contract.py`); only `make.py` chooses a back end."""

@@ -1,7 +1,7 @@
-"""Held actions: for how many env steps an action is repeated, how its rewards add up, and a Gymnasium wrapper.
+"""Held actions: for how many env steps an action is repeated, how its rewards are summed, and a Gymnasium wrapper.
 
-Proxima's vector envs hold actions themselves, as their `hold` says; the wrapper is for other libraries. Why rewards
-are discounted within a hold is in `docs/action-hold.md`. No torch here: worker processes import this file.
+Proxima's vector envs hold actions themselves (`hold`); the wrapper is for other libraries. `docs/action-hold.md`
+explains why rewards are discounted within a hold. No torch here: worker processes import this file.
 """
 
 import copy
@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from proxima.errors import UsageError
 
 LONGEST = 1_000_000
-_STREAM = 0x401D  # keeps the durations' generator apart from those of the envs, which have the same seeds
+_STREAM = 0x401D  # makes the generator of durations differ from those of the envs, which have the same seeds
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """An action is held for `low` to `high` env steps, drawn uniformly per env and action; 1 and 1 is no hold.
+    """An action is held for `low` to `high` env steps, drawn uniformly per env and action; 1 to 1 is no hold.
 
-    Its reward is `sum gamma^i r_i` over the steps that were taken; gamma 1 is the plain sum.
+    Its reward is `sum gamma^i r_i` over the env steps taken; with gamma 1 that is the plain sum.
     """
 
     low: int = 1
@@ -52,28 +52,27 @@ class Hold:
 
     @property
     def steps(self) -> int | tuple[int, int]:
-        """As `ActionHold` takes it: a number, or the range where it is random."""
+        """A number, or (low, high) if it is random."""
         return self.low if self.low == self.high else (self.low, self.high)
 
     @property
     def mean(self) -> float:
-        """Mean env steps of an action, if no episode ends in it."""
+        """Mean number of env steps per action, if no episode ends."""
         return (self.low + self.high) / 2
 
     def text(self) -> str:
-        """For people, at the start of a list; empty where nothing is held."""
-        if not self.holds:
-            return ""
-        return f"actions held for {self.low if self.low == self.high else f'{self.low} to {self.high}'} env steps, "
+        """A phrase for the start of a list; empty if no action is held."""
+        steps = f"{self.low}" if self.low == self.high else f"{self.low} to {self.high}"
+        return f"actions held for {steps} env steps, " if self.holds else ""
 
     def draw(self, rng: Generator, count: int) -> NDArray[np.int64]:
-        """Durations of the next actions of `count` envs; nothing is drawn from the generator if they are fixed."""
+        """Durations of the next actions of `count` envs; the generator is not used if they are fixed."""
         if self.low == self.high:
             return np.full(count, self.low, np.int64)
         return rng.integers(self.low, self.high, count, endpoint=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data; `Hold(**data)` is the way back."""
+        """As plain data, for `Hold(**data)`."""
         return asdict(self)
 
 
@@ -86,7 +85,7 @@ class Holder:
         self.seed(None)
 
     def seed(self, seed: int | None) -> None:
-        """Seed the generator; None takes fresh entropy."""
+        """Seed the generator; None uses fresh entropy."""
         self._rng = np.random.default_rng(None if seed is None else [seed, _STREAM])
 
     def draw(self) -> NDArray[np.int64]:
@@ -94,34 +93,30 @@ class Holder:
         return self.hold.draw(self._rng, self._num_envs)
 
     def get_state(self) -> dict[str, Any]:
-        """Plain data; the generator as text, as its integers have 128 bits."""
+        """As plain data; the generator as text, because its integers have 128 bits."""
         return {"hold": self.hold.to_dict(), "rng": json.dumps(self._rng.bit_generator.state)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Put back what `get_state` gave."""
+        """Restore a state of `get_state`."""
         self.hold = Hold(**state["hold"])
         self._rng.bit_generator.state = json.loads(state["rng"])
 
 
 def steps_of(seconds: float, step_seconds: float) -> int:
-    """Env steps nearest to `seconds`, at least 1. Halves go up, even if the quotient falls a rounding error short."""
+    """Number of env steps nearest to `seconds`, at least 1. Halves are rounded up, also within a rounding error."""
     return max(1, math.floor(seconds / step_seconds + 0.5 + 1e-9))
 
 
 class HeldStep(NamedTuple):
-    """Outcome of one held action."""
+    """Result of one held action."""
 
     obs: Any
-    reward: float
-    """`sum gamma^i r_i`."""
+    reward: float  # `sum gamma^i r_i`
     terminated: bool
     truncated: bool
-    info: Mapping[str, Any]
-    """Of the last step."""
-    total: float
-    """The undiscounted sum."""
-    duration: int
-    """Steps taken: fewer than asked for if the episode ended."""
+    info: Mapping[str, Any]  # of the last step
+    total: float  # undiscounted sum of rewards
+    duration: int  # env steps taken: fewer than requested if the episode ended
 
 
 def repeat(
@@ -143,16 +138,15 @@ def repeat(
 class ActionHold(gym.Wrapper, RecordConstructorArgs):
     """Holds every action for several steps of the env, for use with any library.
 
-    The reward of `step` is `sum gamma^i r_i` over the steps taken, and `info` has what an exact algorithm needs:
-    `info["duration"]`, the steps taken, so that the next value is worth `gamma ** duration`; and
-    `info["undiscounted_reward"]`, their plain sum. A step in which the episode ends is the last one of its hold.
-    Proxima's own vector envs need no wrapper: they have `hold`.
+    The reward of `step` is `sum gamma^i r_i` over the env steps taken. `info["duration"]` is their number, so that the
+    next value is discounted by `gamma ** duration`; `info["undiscounted_reward"]` is the plain sum. A hold ends with
+    the episode. Proxima's own vector envs need no wrapper: they have `hold`.
 
     Args:
-        env: Any env. A time limit inside it counts its steps, one outside it counts held actions.
-        steps: How many steps, or a pair (low, high) to draw from for every action with the env's generator. It may be
-            changed between steps.
-        gamma: The discount of one env step; 1 gives the plain sum of rewards.
+        env: Any env. A time limit inside it counts env steps, one outside it counts held actions.
+        steps: Number of env steps, or a pair (low, high) to draw it from, for every action, with the env's generator.
+            It may be changed between steps.
+        gamma: Discount per env step; 1 is the plain sum of rewards.
 
     Example:
         >>> env = ActionHold(gym.make("CartPole-v1"), 4, gamma=0.99)
@@ -170,7 +164,7 @@ class ActionHold(gym.Wrapper, RecordConstructorArgs):
 
     @property
     def steps(self) -> int | tuple[int, int]:
-        """How many steps, or the range that they are drawn from."""
+        """Number of env steps, or the range that it is drawn from."""
         return self._hold.steps
 
     @steps.setter
@@ -181,9 +175,9 @@ class ActionHold(gym.Wrapper, RecordConstructorArgs):
         self._hold = Hold(*pair, self.gamma)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Repeat the action for as long as it is held."""
+        """Repeat the action."""
         count = int(self._hold.draw(self.np_random, 1)[0])
-        # A copy for each step: an env may write into its action, or keep it.
+        # A copy for each step, because an env may keep or change its action.
         done = repeat(lambda: self.env.step(copy.copy(action)), count, self.gamma)
         info = {**done.info, "duration": done.duration, "undiscounted_reward": done.total}
         return done.obs, done.reward, done.terminated, done.truncated, info

@@ -1,45 +1,39 @@
-"""Which Gymnasium ids exist, which of them can be trained, and the nearest one to a mistyped id.
+"""Gymnasium's registry: our own ids, which ids can be trained, which packages they need, and the nearest to a typo.
 
-Nothing is constructed here: everything is decided from Gymnasium's registry and from which packages can be imported.
+No env is built here.
 """
 
 import difflib
 import importlib
 import importlib.util
+import itertools
 import re
 from dataclasses import replace
-from typing import Any
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from proxima.envs.games.mario.rom import VARIABLE, find_rom
-from proxima.envs.gymnasium.env_errors import asks_to_stop, first_line
+from proxima.envs.gymnasium.env_errors import asks_to_stop, one_line
 from proxima.errors import UsageError
 
 # Entry points that only raise: mujoco-py's old ids and the shims for old Gym.
 _DEAD_ENTRY_POINTS = ("_raise_mujoco_py_error", "_raise_shimmy_error")
-# Gymnasium's functional envs need JAX and are shown nowhere else either.
+# Gymnasium's functional envs, which need JAX.
 _FUNCTIONAL_NAMESPACES = ("phys2d", "tabular")
 
-# Similarity of a mistyped id and the one proposed for it, as difflib computes it: 1 is identical.
-_LEAST_LIKENESS = 0.75
-_SHORTEST_BEGINNING = 5
+_MIN_SIMILARITY = 0.75  # of a mistyped id and the proposed one, as difflib computes it: 1 is identical
+_MIN_PREFIX = 5
 
 OURS = "proxima"
 """Namespace of the ids that are registered here."""
 TENSOR_WORLDS = {
-    f"{OURS}/SyntheticQuadruped-v0": "proxima.envs.toys.quadruped:SyntheticQuadruped",
-    f"{OURS}/Recall-v0": "proxima.envs.toys.recall:Recall",
+    f"{OURS}/{name}-v0": f"proxima.envs.toys.tensor_worlds:{name}" for name in ("SyntheticQuadruped", "Recall")
 }
-"""Worlds of ours on tensors: the class that runs all envs at once. `single` makes one env of it for Gymnasium."""
+"""Our own envs on tensors: the class that runs all envs at once. `single` makes one of them for Gymnasium."""
 for _id in TENSOR_WORLDS:
-    gym.register(
-        _id,
-        "proxima.envs.tensor_env:single",
-        max_episode_steps=1000 if "Quadruped" in _id else None,
-        kwargs={"env_id": _id},
-    )
+    _steps = 1000 if "Quadruped" in _id else None
+    gym.register(_id, "proxima.envs.tensor_env:single", max_episode_steps=_steps, kwargs={"env_id": _id})
 for _name, _steps, _entry_point in (
     ("CartPoleHidden-v1", 500, "hidden_velocity:cart_pole"),
     ("PendulumHidden-v1", 200, "hidden_velocity:pendulum"),
@@ -49,11 +43,9 @@ for _name, _steps, _entry_point in (
 
 _MARIO = "proxima.envs.games.mario.env:MarioEnv"
 gym.register(f"{OURS}/SuperMarioBros-v0", _MARIO)
-for _world in range(1, 9):
-    for _stage in range(1, 5):
-        _kwargs = {"world": _world, "stage": _stage}
-        gym.register(f"{OURS}/SuperMarioBros-{_world}-{_stage}-v0", _MARIO, kwargs=_kwargs)
-
+for _world, _stage in itertools.product(range(1, 9), range(1, 5)):
+    _kwargs = {"world": _world, "stage": _stage}
+    gym.register(f"{OURS}/SuperMarioBros-{_world}-{_stage}-v0", _MARIO, kwargs=_kwargs)
 
 ATARI = "ALE"
 """Namespace of the Atari ids, which ale-py registers when it is imported."""
@@ -63,36 +55,36 @@ _MAKES_EMULATORS = (_MARIO, _ATARI_ENV)
 
 
 def is_emulator(spec: EnvSpec) -> bool:
-    """Whether the env is an emulator, whose steps are so long that each core should have its own process."""
+    """Whether the env is an emulator, whose steps take so long that every core should have a process of its own."""
     return spec.entry_point in _MAKES_EMULATORS
 
 
 def atari_obstacle() -> str | None:
-    """Have ale-py register its ids; None, or what keeps it from that: the command to install it, or its error."""
+    """Import ale-py, which registers its ids; None, or the command to install it, or why it cannot be imported."""
     return INSTALL["atari"] if not _is_installed(_ATARI_PACKAGE) else import_obstacle(_ATARI_PACKAGE)
 
 
 def import_obstacle(module: str) -> str | None:
-    """Import a module; None, or why it cannot be imported, in one line. A broken package may raise anything."""
+    """Import a module; None, or why it cannot be imported, in one line. A broken package may raise any exception."""
     try:
         importlib.import_module(module)
     except BaseException as error:
         if asks_to_stop(error):
             raise
-        return f"{module} cannot be imported ({type(error).__name__}: {first_line(error)})"
+        return f"{module} cannot be imported ({one_line(error)})"
     return None
 
 
 def _is_installed(package: str) -> bool:
-    """Whether there is such a package; decided without importing it."""
+    """Whether a package is installed, without importing it."""
     try:
         return importlib.util.find_spec(package) is not None
-    except ValueError:  # it is imported, and has no spec
+    except ValueError:  # it has been imported and has no spec
         return True
 
 
 def _ours(spec: EnvSpec) -> EnvSpec:
-    """The spec as it is run: ids of ale-py in the namespace ALE become our env of pixels on the same game."""
+    """The spec that is run: for ale-py's ids in the namespace ALE, our pixel env of the same game."""
     if spec.namespace != ATARI or not str(spec.entry_point).startswith(_ATARI_PACKAGE):
         return spec
     kept = {name: spec.kwargs[name] for name in ("game", "repeat_action_probability", "full_action_space")}
@@ -100,13 +92,8 @@ def _ours(spec: EnvSpec) -> EnvSpec:
 
 
 def is_dead(spec: EnvSpec) -> bool:
-    """Whether the id is registered only to say that it is gone."""
+    """Whether the id is only registered to raise that it is no longer supported."""
     return getattr(spec.entry_point, "__name__", "") in _DEAD_ENTRY_POINTS
-
-
-def _is_old_atari(spec: EnvSpec) -> bool:
-    """Atari's ids without a namespace differ in skipped frames and stickiness; they build, but are not proposed."""
-    return spec.namespace is None and str(spec.entry_point).startswith(_ATARI_PACKAGE)
 
 
 def base_name(env_id: str) -> str:
@@ -115,56 +102,50 @@ def base_name(env_id: str) -> str:
 
 
 def version(env_id: str) -> int:
-    """The number behind `-v`, -1 where there is none."""
+    """The number after `-v`, -1 if there is none."""
     match = re.search(r"-v(\d+)$", env_id)
     return int(match[1]) if match else -1
 
 
 def live_ids() -> list[str]:
-    """Every registered id that can be built."""
+    """Every registered id that can be built, except Atari's old ids without a namespace, which have other defaults."""
     return [
         env_id
         for env_id, spec in gym.registry.items()
-        if not is_dead(spec) and spec.namespace not in _FUNCTIONAL_NAMESPACES and not _is_old_atari(spec)
+        if not is_dead(spec) and spec.namespace not in _FUNCTIONAL_NAMESPACES
+        if spec.namespace is not None or not str(spec.entry_point).startswith(_ATARI_PACKAGE)
     ]
 
 
 def newest_version(env_id: str) -> str | None:
-    """The id of the highest live version of the same env, None where there is no such env."""
+    """The id of the highest live version of the same env, None if there is no such env."""
     name = base_name(env_id)
     return max((known for known in live_ids() if base_name(known) == name), key=version, default=None)
 
 
 def nearest_id(env_id: str) -> str | None:
-    """The id that was probably meant, None where nothing is near."""
-    atari_obstacle()  # a game may be meant; its names come with the package
+    """The id that was probably meant, None if none is similar."""
+    atari_obstacle()  # registers the games, one of which may be meant
     names: dict[str, str] = {}
     for known in live_ids():
         name = base_name(known).lower()
         names[name] = known
         names.setdefault(name.rpartition("/")[2], known)
     wanted = base_name(env_id).lower()
-    longer = [name for name in names if name.startswith(wanted)] if len(wanted) >= _SHORTEST_BEGINNING else []
-    near = sorted(longer, key=len) or difflib.get_close_matches(wanted, names, n=1, cutoff=_LEAST_LIKENESS)
+    longer = [name for name in names if name.startswith(wanted)] if len(wanted) >= _MIN_PREFIX else []
+    near = sorted(longer, key=len) or difflib.get_close_matches(wanted, names, n=1, cutoff=_MIN_SIMILARITY)
     return newest_version(names[near[0]]) if near else None
 
 
 def find_spec(env_id: str) -> EnvSpec:
-    """The spec of a registered id, also in Gymnasium's `module:EnvId` form; no version means the newest.
+    """The spec of a registered id, also in Gymnasium's `module:EnvId` form; without a version, the newest one.
 
     Raises:
-        UsageError: the module cannot be imported, or there is no such id; the nearest one is named.
+        UsageError: the module cannot be imported, or there is no such id; the message names the nearest one.
     """
     module, _, name = env_id.rpartition(":")
-    if module:
-        try:
-            importlib.import_module(module)
-        except BaseException as error:  # a module of somebody else's may raise anything
-            if asks_to_stop(error):
-                raise
-            raise UsageError(
-                f"env {env_id!r}: cannot import the module {module!r}: {type(error).__name__}: {first_line(error)}"
-            ) from error
+    if module and (obstacle := import_obstacle(module)):
+        raise UsageError(f"env {env_id!r}: the module {obstacle}")
     if name.startswith(f"{ATARI}/") and (obstacle := atari_obstacle()):
         raise UsageError(f"env {name!r} needs ale-py: {obstacle}")
     newest = newest_version(name)
@@ -183,22 +164,22 @@ def find_spec(env_id: str) -> EnvSpec:
     raise UsageError(f"env {name!r} is not registered; {advice}")
 
 
-def with_kwargs(spec: EnvSpec, env_kwargs: Any) -> EnvSpec:
-    """A copy of the spec that carries the keywords; Gymnasium then copies them for each env it makes."""
-    return replace(spec, kwargs={**spec.kwargs, **dict(env_kwargs or {})})
+def entry_point(spec: EnvSpec) -> str:
+    """The entry point of an env as `module:name`."""
+    creator = spec.entry_point
+    if isinstance(creator, str):
+        return creator
+    return f"{getattr(creator, '__module__', '')}:{getattr(creator, '__qualname__', '')}"
 
 
 def is_mujoco(spec: EnvSpec) -> bool:
     """Whether the env is one of Gymnasium's MuJoCo tasks, by its entry point."""
-    entry_point = spec.entry_point
-    module = entry_point if isinstance(entry_point, str) else getattr(entry_point, "__module__", "")
-    return module.startswith("gymnasium.envs.mujoco.")
+    return entry_point(spec).startswith("gymnasium.envs.mujoco.")
 
 
 def missing_package(spec: EnvSpec) -> str | None:
-    """The command that provides what an env needs, None where it is there; decided without importing it."""
-    entry_point = spec.entry_point
-    module = entry_point.split(":")[0] if isinstance(entry_point, str) else getattr(entry_point, "__module__", "")
+    """The command that installs what an env needs, None if it is installed; nothing is imported."""
+    module = entry_point(spec).split(":")[0]
     if spec.entry_point == _MARIO:
         if not _is_installed("stable_retro"):
             return INSTALL["mario"]

@@ -1,7 +1,4 @@
-"""The contract that every vector environment keeps, whatever runs behind it.
-
-Not here: any back end, and the choice between them (`make.py`).
-"""
+"""The interface of every vector environment. `make.py` chooses between the back ends that implement it."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -20,43 +17,43 @@ Obs = dict[str, Tensor]
 class Episodes:
     """Undiscounted return and length of the episodes that ended in a step.
 
-    Whole `[N]` tensors, so that nothing is gathered or synchronised. Rows where `Step.ended` is false are arbitrary.
+    Tensors of all N envs, so that nothing is gathered or synchronised. Rows where `Step.ended` is false are arbitrary.
     """
 
     return_: Tensor  # [N] float64
     length: Tensor  # [N] int64, in env steps
-    success: Tensor | None = None  # [N] float64: 1 or 0 as the env reports it, NaN if it does not
+    success: Tensor | None = None  # [N] float64: 1 or 0 as reported by the env, else NaN
     info: dict[str, Tensor] = field(default_factory=dict)  # [N] float64 each, NaN if the env did not report it
 
 
 @dataclass(slots=True)
 class Step:
-    """Result of one vector step. The next call may reuse the tensors: read or copy them before it."""
+    """Result of one vector step. The next call may overwrite the tensors: read or copy them before it."""
 
     obs: Obs
-    """What the policy acts on next. Where an episode ended, this is already the next episode's first observation."""
+    """What the policy acts on next. Where an episode ended, this is the first observation of the next episode."""
     reward: Tensor
     """[N] float64; for a held action `sum gamma^i r_i` over its steps, with the gamma of the env's `hold`."""
     terminated: Tensor
-    """[N] bool: the task itself ended; the future is worth nothing."""
+    """[N] bool: the task itself ended the episode; no bootstrap value."""
     truncated: Tensor
-    """[N] bool: a time limit (or a lost worker) cut the episode; the future is worth V(final observation)."""
+    """[N] bool: a time limit (or a lost worker) ended the episode; bootstrapped with V(final observation)."""
     final_obs: Obs | None
     """Last observation of the ended episodes. Rows where nothing ended are arbitrary; None if nothing ended at all."""
     episodes: Episodes
     duration: Tensor | None = None
     """[N] int64: env steps for which the action was held; None means 1 everywhere."""
     aux: dict[str, Tensor] = field(default_factory=dict)
-    """Targets and inputs for a second learner, `[N, ...]` each; empty unless the world has some.
+    """Inputs and targets of a second learner, `[N, ...]` each; empty unless the env has some.
 
-    Keys, shapes and dtypes are the same in every step. A row describes the transition that this step took (the last
-    env step of a held action), so where an episode ended it belongs to the ended episode, as `reward` does and `obs`
-    does not. It is not part of the env's state: whoever needs it later stores it.
+    Keys, shapes and dtypes are the same in every step. A row belongs to the transition of this step (the last env step
+    of a held action), so where an episode ended, to the ended episode, like `reward` and unlike `obs`. It is not part
+    of the env's state.
     """
 
     @property
     def ended(self) -> Tensor:
-        """[N] bool: the episode is over, for either reason."""
+        """[N] bool: the episode ended, terminated or truncated."""
         return self.terminated | self.truncated
 
 
@@ -65,19 +62,19 @@ class VecEnv(ABC):
 
     num_envs: int
     observation_space: spaces.Dict
-    """Of one env, always a flat Dict of Box; a plain Box observation is `{"obs": Box}`."""
+    """Of one env: a flat Dict of Box; a plain Box observation is `{"obs": Box}`."""
     action_space: spaces.Space
     """Of one env: Box, Discrete, MultiDiscrete or MultiBinary."""
     device: device
     step_seconds: float | None
-    """Simulated seconds per env step, None if the env has no notion of time."""
+    """Simulated seconds per env step, None if unknown."""
     episode_info: tuple[str, ...] = ()
-    """Names of the numbers that the env reports for every finished episode: the keys of `Episodes.info`."""
+    """Names of the statistics that the env reports for every finished episode: the keys of `Episodes.info`."""
     holder: Holder
 
     @property
     def hold(self) -> Hold:
-        """For how many env steps `step` holds each action; may be set between steps, and is part of the state."""
+        """For how many env steps `step` holds each action; can be set between steps, and is part of the state."""
         return self.holder.hold
 
     @hold.setter
@@ -86,11 +83,11 @@ class VecEnv(ABC):
 
     @abstractmethod
     def reset(self, seed: int | None = None) -> Obs:
-        """Start a new episode in every env. Env i is seeded with `seed + i`; with None the generators go on."""
+        """Start a new episode in every env. Env i is seeded with `seed + i`; None continues with its generator."""
 
     @abstractmethod
     def step(self, action: Tensor) -> Step:
-        """Apply one action per env, held for as long as `hold` says; where an episode ends, the hold ends too.
+        """Apply one action per env, held for the env steps of `hold`; where an episode ends, the hold ends too.
 
         Box: float32 `[N, A]`, A the flattened size, in the env's own units, within the bounds; Discrete: int64 `[N]`
         counted from 0; MultiDiscrete and MultiBinary: int64 `[N, A]`, counted from 0.
@@ -102,23 +99,23 @@ class VecEnv(ABC):
 
     def why_inexact(self) -> str | None:
         """Why a resume from `get_state` would not be exact; None if it is."""
-        return None if isinstance(self, ExactState) else "its state cannot be taken"
+        return None if isinstance(self, ExactState) else "its state cannot be saved"
 
     def counters(self) -> dict[str, int]:
-        """Cumulative counts that go to the metrics of every iteration, such as restarted workers."""
+        """Cumulative counts for the metrics of every iteration, such as restarted workers."""
         return {}
 
 
 @runtime_checkable
 class ExactState(Protocol):
-    """A vector env whose whole state can be saved and restored: a resume on it is bit-exact.
+    """A vector env whose complete state can be saved and restored, so that a resume is bit-exact.
 
-    The state is made of dicts, lists, tensors, numbers, strings and bytes only, and holds everything: physics,
-    generators, step counters, statistics of the unfinished episodes and the last observation.
+    The state consists of dicts, lists, tensors, numbers, strings and bytes: physics, generators, step counters,
+    statistics of unfinished episodes and the last observation.
     """
 
     def get_state(self) -> dict[str, Any] | None:
-        """Everything needed to go on exactly, copied; None if it cannot be had just now."""
+        """Everything needed to continue exactly, copied; None if it is unavailable at the moment."""
 
     def set_state(self, state: dict[str, Any]) -> dict[str, Tensor]:
         """Restore a state and return the observation that the policy acts on next."""

@@ -1,7 +1,7 @@
-"""Episodes of every world that steps all its envs in one call: time limits, held actions, autoreset, statistics.
+"""Time limits, held actions, autoreset and statistics of vector envs ("worlds") that step all their envs in one call.
 
-A world adds `_start`, `_advance` and `_observe`, `_seed` for its random numbers, and its state. Not here: worlds, and
-Gymnasium's env objects, which are stepped one by one (`gymnasium/env_group.py`).
+A world adds `_start`, `_advance`, `_observe`, `_seed`, and its state. Gymnasium's env objects, which are stepped one by
+one, are in `gymnasium/env_group.py`.
 """
 
 import sys
@@ -19,27 +19,25 @@ from proxima.errors import UsageError
 
 NO_LIMIT = sys.maxsize // 2
 Array = Any
-"""A NumPy array or a tensor `[N]`, whichever the world computes with."""
+"""A NumPy array or a tensor `[N]`, depending on the world."""
 
 
 class EpisodicVecEnv(VecEnv):
     """Base class of worlds that step all their envs in one call, on the CPU or on a GPU.
 
-    On the CPU a step asks whether an episode ended, and does nothing about it if none did. On a GPU the answer would
-    cost a synchronisation, so every step in which an episode may have ended observes twice and restarts under a mask.
-    Only where the host knows that none can have ended is that left out: in a world that never terminates, whose envs
-    are all at the same step of their episodes.
+    On the CPU, a step only restarts envs if an episode ended. On a GPU this test would synchronise, so every step in
+    which an episode may have ended observes twice and restarts under a mask. That is skipped only if the host knows
+    that none can have ended: in a world that never terminates, whose envs are all at the same step of their episodes.
 
-    A world computes with tensors on its device, or with NumPy on the CPU (`uses_numpy`): its arrays, and those that it
-    is given, are of that kind. The code here is written in what both have in common. NumPy is there for speed: a dozen
-    small tensor operations make a step of eight MuJoCo envs 3 to 8 % slower.
+    A world computes with tensors on its device, or with NumPy on the CPU (`uses_numpy`); the code here works with both.
+    NumPy is faster: a dozen small tensor operations make a step of eight MuJoCo envs 3 to 8 % slower.
 
     Args:
         num_envs: Number of envs.
-        device: Where the world's tensors are.
+        device: Device of the world's tensors.
         max_episode_steps: Time limit in env steps; None for none.
-        spread_episodes: After `reset`, cut env i's first episode short by `i / num_envs` of the time limit, so that
-            the envs do not all reach it in the same step.
+        spread_episodes: After `reset`, shorten env i's first episode by `i / num_envs` of the time limit, so that the
+            envs do not all reach it in the same step.
     """
 
     uses_numpy: ClassVar[bool] = False
@@ -55,6 +53,8 @@ class EpisodicVecEnv(VecEnv):
         check_count("num_envs", num_envs)
         check_count("max_episode_steps", max_episode_steps)
         self.num_envs, self.device = num_envs, torch.device(device)
+        self.name = type(self).__name__
+        """The state of a world with another name is refused."""
         self.step_seconds: float | None = None
         self.holder = Holder(num_envs)
         self.max_episode_steps = max_episode_steps or NO_LIMIT
@@ -62,55 +62,53 @@ class EpisodicVecEnv(VecEnv):
         self._on_cpu = self.device.type == "cpu"
         self._where: Any = np.where if self.uses_numpy else torch.where
         self._started = False
-        # One clock for all envs: a step counts once, not once per env.
+        # One step counter for all envs, instead of one per env.
         self._clock = 0
         self._never = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
         self._zeros = self._array(self._never.long())
         self._begun: Array = self._zeros
         """int64: the clock when the episode began."""
         self._deadline: Array = self._zeros + self.max_episode_steps
-        """int64: the clock at which the time limit cuts the episode."""
+        """int64: the clock at which the time limit ends the episode."""
         self._return: Array = self._array(self._never.double())
         """float64: sum of the episode's rewards so far."""
         self._next_deadline = self.max_episode_steps
-        """No time limit is reached before it; on the CPU the earliest deadline, on a GPU possibly too early."""
+        """No time limit is reached before it: on the CPU the earliest deadline, on a GPU a lower bound of it."""
         self._aligned = False
         """Whether all envs are known to be at the same step of their episodes."""
         self._nothing_ended = Episodes(self._never.double(), self._never.long())
 
     def _array(self, x: Tensor) -> Array:
-        """A tensor as the world has them."""
+        """A tensor in the form that the world computes with."""
         return x.numpy() if self.uses_numpy else x.to(self.device)
 
     def _tensor(self, x: Array) -> Tensor:
         """An array of the world as a tensor."""
         return torch.from_numpy(x) if self.uses_numpy else x
 
-    # ---- what a world adds
-
     @abstractmethod
     def _seed(self, seed: int | None) -> None:
-        """Seed the world's random numbers, env i with `seed + i`; None if the very first `reset` has no seed."""
+        """Seed the world's random numbers, env i with `seed + i`; None at a first `reset` without a seed."""
 
     @abstractmethod
     def _start(self, started: Array) -> None:
-        """Start a new episode in the envs `started` (bool); `episode_length` is 0 there already."""
+        """Start a new episode in the envs `started` (bool); their `episode_length` is 0 already."""
 
     @abstractmethod
     def _advance(self, action: Tensor, moving: Array | None) -> tuple[Array, Array | None]:
-        """One env step of all envs, or of those in `moving` (bool); the others must stay exactly as they are.
+        """One env step of all envs, or of those in `moving` (bool); the others must not change.
 
         Returns:
-            The reward (float64), and where the task itself ended the episode (bool; None if it never does), in arrays
-            that no later call changes. What they say of envs that did not move is ignored.
+            Reward (float64) and termination (bool; None if the task never terminates), in arrays that later calls do
+            not change. Rows of envs that did not move are ignored.
         """
 
     @abstractmethod
     def _observe(self, started: Array | None = None) -> Obs:
-        """Observation of every env, in tensors that may be overwritten in the next step.
+        """Observation of every env, in tensors that the next step may overwrite.
 
-        With `started` (bool) it is the second call in a step: only these envs have changed since the first one, whose
-        tensors must stay as they are.
+        With `started` (bool) it is the second call in a step: only these envs have changed since the first call, whose
+        tensors must not be overwritten.
         """
 
     def _aux(self) -> dict[str, Tensor]:
@@ -126,19 +124,12 @@ class EpisodicVecEnv(VecEnv):
         """Restore the state of the world and return its observation."""
 
     @property
-    def name(self) -> str:
-        """Which world it is: the state of another one is refused."""
-        return type(self).__name__
-
-    @property
     def episode_length(self) -> Array:
-        """int64: env steps of the current episode, the one being taken included."""
+        """int64: env steps of the current episode, including the current one."""
         return self._clock - self._begun
 
-    # ---- the contract
-
     def reset(self, seed: int | None = None) -> Obs:
-        """Start a new episode in every env. Env i is seeded with `seed + i`; with None the generators go on."""
+        """Start a new episode in every env. Env i is seeded with `seed + i`; None continues with its generator."""
         check_seed(seed)
         if seed is not None or not self._started:
             seed = None if seed is None else int(seed)
@@ -153,7 +144,7 @@ class EpisodicVecEnv(VecEnv):
         return self._observe()
 
     def step(self, action: Tensor) -> Step:
-        """Apply one action per env, for as long as it is held; where an episode ends, the next one has begun."""
+        """Apply one action per env, for as long as it is held; where an episode ends, start the next one."""
         if not self._started:
             raise UsageError("call reset before the first step")
         duration = None
@@ -184,16 +175,16 @@ class EpisodicVecEnv(VecEnv):
         )
 
     def _none_ended(self, terminated: Array | None) -> bool:
-        """Whether no episode ended in this step, as far as that is known without synchronising with a GPU."""
+        """Whether it is known, without synchronising with a GPU, that no episode ended in this step."""
         if self._clock >= self._next_deadline:
             return False
         return terminated is None or (self._on_cpu and not bool(terminated.any()))
 
     def _hold_action(self, action: Tensor) -> tuple[Array, Array | None, Tensor]:
-        """Repeat the action; an env whose hold or episode is over stands still until the last one is done.
+        """Repeat the action; an env whose hold or episode is over waits for the others.
 
         Returns:
-            `sum gamma^i r_i`, where the task itself ended the episode, and the steps taken.
+            Reward `sum gamma^i r_i`, termination, and env steps taken.
         """
         hold, start, weight = self.hold, self._clock, 1.0
         steps: Array | int = hold.high
@@ -218,7 +209,7 @@ class EpisodicVecEnv(VecEnv):
             if over is not None:
                 terminated = over & moving if terminated is None else terminated | (over & moving)
         self._return += total
-        # The clock went on for everyone: where fewer steps were taken, the episode's own times move with it.
+        # The clock advanced for all envs: shift the times of those that took fewer steps.
         waited = self._clock - start - duration
         self._begun = self._begun + waited
         self._deadline = self._deadline + waited
@@ -226,7 +217,7 @@ class EpisodicVecEnv(VecEnv):
         return reward, terminated, self._tensor(duration)
 
     def _restart(self, started: Array) -> None:
-        # New arrays, as those of a step that has been returned must not change.
+        # New arrays, because those of a returned step must not change.
         self._begun = self._where(started, self._clock, self._begun)
         self._deadline = self._where(started, self._clock + self.max_episode_steps, self._deadline)
         self._return = self._where(started, 0.0, self._return)
@@ -237,12 +228,12 @@ class EpisodicVecEnv(VecEnv):
         self._start(started)
 
     def _find_next_deadline(self) -> None:
-        """On a GPU an earlier bound is kept, since deadlines only ever move on: to look would synchronise."""
+        """On a GPU the old value stays, which is a lower bound, because reading the deadlines would synchronise."""
         if self._on_cpu:
             self._next_deadline = int(self._deadline.min())
 
     def get_state(self) -> dict[str, Any]:
-        """Everything needed to go on exactly, copied."""
+        """Everything needed to continue exactly, copied."""
         return {
             "name": self.name,
             "length": self._tensor(self.episode_length),
@@ -271,8 +262,8 @@ class EpisodicVecEnv(VecEnv):
         return self._set_world(state["world"])
 
     def _upgrade(self, state: dict[str, Any]) -> dict[str, Any]:
-        """A state of checkpoint format 3, in today's layout."""
+        """Convert a state of checkpoint format 3."""
         raise UsageError(f"a state with {', '.join(sorted(state))} is not one of {self.name}")
 
     def close(self) -> None:
-        """Nothing to free, unless the world says otherwise."""
+        """Nothing to free, unless a subclass does."""

@@ -1,9 +1,9 @@
-"""The only place that chooses a back end for an environment id."""
+"""Chooses the back end for an environment id; no other file does."""
 
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from gymnasium.envs.registration import load_env_creator
 
@@ -26,10 +26,7 @@ from proxima.envs.contract import VecEnv
 from proxima.envs.gymnasium.env_group import Wrapper
 from proxima.errors import UsageError
 
-__all__ = ["MODES", "EnvListing", "batch_refusal", "find_spec", "list_envs", "make_env", "nearest_id"]
-
-if TYPE_CHECKING:
-    from proxima.envs.tensor_env import TensorVecEnv
+__all__ = ["EnvListing", "find_spec", "list_envs", "make_env", "nearest_id"]
 
 MODES = ("auto", "batch", "sync", "async")
 _EMULATOR_MODES = ("async", "sync")
@@ -41,26 +38,26 @@ class EnvListing:
 
     id: str
     backends: tuple[str, ...]
-    """What `vec_env_mode` may be for it, the best first."""
+    """Values of `vec_env_mode` that it accepts, the best first."""
     missing: str | None
-    """The command that installs what it needs, or why that cannot be imported; None where nothing is missing."""
+    """The command that installs what it needs, or why that cannot be imported; None if nothing is missing."""
     newest: bool
-    """Whether no higher version of it is registered."""
+    """Whether there is no higher version of it."""
 
     @property
     def status(self) -> str:
-        """The word installed, or what is missing."""
+        """The word "installed", or what is missing."""
         return self.missing or "installed"
 
 
-def batch_refusal(env_id: str, env_kwargs: Mapping[str, Any] | None) -> str | None:
-    """Why the batch back end cannot serve an env, None where it can."""
+def _batch_refusal(env_id: str, env_kwargs: Mapping[str, Any] | None) -> str | None:
+    """Why an env cannot run in batch mode, None if it can."""
     if env_id in TENSOR_WORLDS:
         return None
     spec = find_spec(env_id)
     if is_emulator(spec):
         return "an emulator plays one game at a time"
-    # Asked for MuJoCo's own envs alone: no other needs MuJoCo, which may be missing or broken.
+    # Before the import of MuJoCo, which may be missing or broken: other envs do not need it.
     if not is_mujoco(spec):
         return f"{env_id} is not one of Gymnasium's MuJoCo tasks"
     if obstacle := import_obstacle("mujoco") or import_obstacle("proxima.envs.mujoco.env"):
@@ -68,12 +65,6 @@ def batch_refusal(env_id: str, env_kwargs: Mapping[str, Any] | None) -> str | No
     from proxima.envs.mujoco.registry import why_not
 
     return why_not(env_id, env_kwargs)
-
-
-def tensor_world(env_id: str) -> "type[TensorVecEnv] | None":
-    """The class of one of our own worlds on tensors, None for any other id."""
-    path = TENSOR_WORLDS.get(env_id)
-    return None if path is None else cast("type[TensorVecEnv]", load_env_creator(path))
 
 
 def make_env(
@@ -95,10 +86,10 @@ def make_env(
 
     Args:
         env_id: A registered Gymnasium id, also as `module:EnvId`.
-        num_envs: How many copies are stepped together.
-        mode: "batch" runs MuJoCo tasks on native threads and our own on tensors, "sync" steps Gymnasium envs one after
-            another in this process, "async" in worker processes; "auto" is batch where that can serve, async for
-            several envs of an emulator (Mario, Atari), else sync. All three give the same trajectories.
+        num_envs: Number of copies that are stepped together.
+        mode: "batch" runs MuJoCo tasks on native threads and our own envs on tensors, "sync" steps Gymnasium envs one
+            after another in this process, "async" in worker processes; "auto" is batch if the env supports it, async
+            for several envs of an emulator (Mario, Atari), else sync. All three have the same trajectories.
         env_kwargs: Keywords of the env's constructor.
         max_episode_steps: The time limit; None is the registered one.
         spread_episodes: At every `reset()`, start the time limit of env i at i / `num_envs` of its length, so that
@@ -106,9 +97,9 @@ def make_env(
         num_threads: Batch only: native threads; None is the available cores.
         num_workers: Async only: processes; None is the available cores, at most `num_envs`.
         wrappers: Gymnasium wrappers, applied in order; not with batch.
-        max_failures: Sync and async: how often an env may fail in a row, without one good step between, before
-            `EnvFailure` is raised.
-        device: Where a task on tensors lives; all others are on the CPU.
+        max_failures: Sync and async: `EnvFailure` is raised when an env fails this often in a row, without a
+            successful step in between.
+        device: Device of an env on tensors; all others are on the CPU.
         step_timeout: Async only: seconds after which a worker that does not answer is killed and restarted; None
             waits for ever.
 
@@ -122,64 +113,46 @@ def make_env(
         near = difflib.get_close_matches(str(mode), MODES, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise UsageError(f"mode is {mode!r}; it must be one of {', '.join(MODES)}{hint}")
-    check_count("num_envs", num_envs)
-    check_count("max_episode_steps", max_episode_steps)
-    check_count("num_threads", num_threads)
-    check_count("num_workers", num_workers)
-    check_count("max_failures", max_failures)
+    counts = {"num_envs": num_envs, "max_episode_steps": max_episode_steps, "num_threads": num_threads}
+    for name, count in {**counts, "num_workers": num_workers, "max_failures": max_failures}.items():
+        check_count(name, count)
     spec = find_spec(env_id)
     check_env_kwargs(env_kwargs, spec.kwargs)
     if is_mujoco(spec) and (missing := missing_package(spec) or import_obstacle("mujoco")):
         raise UsageError(f"env {spec.id!r} needs MuJoCo: {missing}")
+    options: dict[str, Any] = {"num_envs": num_envs, "spread_episodes": spread_episodes}
     if mode in ("auto", "batch"):
-        refusal = "wrappers only run in sync and async mode" if wrappers else batch_refusal(spec.id, env_kwargs)
-        world = None if refusal else tensor_world(spec.id)
-        if world is not None:
+        refusal = "wrappers only run in sync and async mode" if wrappers else _batch_refusal(spec.id, env_kwargs)
+        if refusal is None and spec.id in TENSOR_WORLDS:
+            options |= {"device": device, "max_episode_steps": max_episode_steps or spec.max_episode_steps}
             try:
-                return world(
-                    **(env_kwargs or {}),
-                    num_envs=num_envs,
-                    device=device,
-                    max_episode_steps=max_episode_steps or spec.max_episode_steps,
-                    spread_episodes=spread_episodes,
-                )
+                world: VecEnv = load_env_creator(TENSOR_WORLDS[spec.id])(**(env_kwargs or {}), **options)
             except TypeError as error:
                 raise UsageError(f"cannot build env {spec.id!r}: {error}") from error
+            return world
         if refusal is None:
             from proxima.envs.mujoco.env import MujocoBatchEnv
 
-            return MujocoBatchEnv(
-                spec.id,
-                num_envs=num_envs,
-                env_kwargs=env_kwargs,
-                num_threads=num_threads,
-                max_episode_steps=max_episode_steps,
-                spread_episodes=spread_episodes,
-            )
+            options |= {"num_threads": num_threads, "max_episode_steps": max_episode_steps}
+            return MujocoBatchEnv(spec.id, env_kwargs=env_kwargs, **options)
         if mode == "batch":
             raise UsageError(f"env {spec.id!r} cannot run in batch mode: {refusal}; use sync or async")
 
     from proxima.envs.gymnasium.sync_vec import MAX_FAILURES, SyncVecEnv
 
-    common: dict[str, Any] = {
-        "num_envs": num_envs,
-        "env_kwargs": env_kwargs,
-        "max_episode_steps": max_episode_steps,
-        "spread_episodes": spread_episodes,
-        "wrappers": wrappers,
-        "max_failures": MAX_FAILURES if max_failures is None else max_failures,
-    }
+    options |= {"env_kwargs": env_kwargs, "max_episode_steps": max_episode_steps, "wrappers": wrappers}
+    options["max_failures"] = MAX_FAILURES if max_failures is None else max_failures
     if mode == "async" or (mode == "auto" and num_envs > 1 and is_emulator(spec)):
         from proxima.envs.gymnasium.async_vec import AsyncVecEnv
 
-        return AsyncVecEnv(env_id, num_workers=num_workers, step_timeout=step_timeout, **common)
-    return SyncVecEnv(env_id, **common)
+        return AsyncVecEnv(env_id, num_workers=num_workers, step_timeout=step_timeout, **options)
+    return SyncVecEnv(env_id, **options)
 
 
 def list_envs() -> list[EnvListing]:
     """Every registered id that can be trained, by name, the newest version of each first."""
     listings: list[EnvListing] = []
-    if obstacle := atari_obstacle():  # one for all of them: their names come with the package
+    if obstacle := atari_obstacle():  # one line for all games, which are only known to the package
         listings.append(EnvListing("ALE/Pong-v5", _EMULATOR_MODES, obstacle, newest=True))
     mujoco = import_obstacle("mujoco")
     for env_id in live_ids():
@@ -187,7 +160,7 @@ def list_envs() -> list[EnvListing]:
         missing = missing_package(spec) or (mujoco if is_mujoco(spec) else None)
         backends: tuple[str, ...] = _EMULATOR_MODES
         if not is_emulator(spec):
-            in_batch = not (is_mujoco(spec) and mujoco) and batch_refusal(env_id, None) is None
+            in_batch = not (is_mujoco(spec) and mujoco) and _batch_refusal(env_id, None) is None
             backends = ("batch", "sync", "async") if in_batch else ("sync", "async")
         listings.append(EnvListing(env_id, backends, missing, newest=newest_version(env_id) == env_id))
     return sorted(listings, key=lambda listing: (base_name(listing.id).lower(), -version(listing.id)))

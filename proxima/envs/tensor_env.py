@@ -1,4 +1,4 @@
-"""Worlds whose whole step is arithmetic on tensors: they live on any device, and nothing in a step waits."""
+"""Vector envs ("worlds") whose step is pure tensor arithmetic: they run on any device without synchronisation."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -16,16 +16,16 @@ from proxima.envs.episodes import EpisodicVecEnv
 from proxima.errors import UsageError
 
 World = dict[str, Tensor]
-"""The whole state of the envs, one row per env."""
+"""The complete state of the envs, one row per env."""
 _MASK = 2**32 - 1
 
 
 class TensorVecEnv(EpisodicVecEnv):
-    """A world that a subclass describes by three pure functions of its state.
+    """A world that a subclass defines by three pure functions of its state.
 
-    New episodes are computed for every env and taken where one starts: to ask where that is would make a GPU wait.
-    Random numbers are a hash of the env's seed, its episode and its step, so that there is no generator to keep, and a
-    trajectory does not depend on the number of envs.
+    Start states are computed for every env and used where an episode starts, because selecting these envs would
+    synchronise with a GPU. Random numbers are a hash of the env's seed, episode and step: there is no generator state,
+    and a trajectory does not depend on the number of envs.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -41,11 +41,11 @@ class TensorVecEnv(EpisodicVecEnv):
 
     @abstractmethod
     def _next(self, world: World, action: Tensor) -> tuple[World, Tensor, Tensor | None]:
-        """State after a step, reward `[N]`, and `[N]` bool where the task ended the episode (None if it never does)."""
+        """State after a step, reward `[N]`, and termination `[N]` bool (None if the task never terminates)."""
 
     @abstractmethod
     def _observation(self, world: World) -> Obs:
-        """Observation of a state: new tensors, or ones that no step changes in place."""
+        """Observation of a state, in tensors that no step changes in place."""
 
     def random(self, count: int) -> Tensor:
         """`[N, count]` float32, uniform in [0, 1): a hash of seed, episode, step and column."""
@@ -54,7 +54,7 @@ class TensorVecEnv(EpisodicVecEnv):
         return (_hash(key[:, None] + 0x9E3779B9 * column) >> 8).float() * 2.0**-24
 
     def _seed(self, seed: int | None) -> None:
-        """Without a seed all are 0: a world on tensors has no other source of randomness."""
+        """Without a seed, all seeds are 0: a world on tensors has no other source of randomness."""
         if seed is not None:
             self._set_seeds(seed + torch.arange(self.num_envs))
             self._episode.fill_(-1)
@@ -108,13 +108,13 @@ class SingleEnv(gym.Env):
         self.dt = env.step_seconds
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict]:
-        """Begin an episode; the one after an ended one has begun already."""
+        """Start an episode, unless autoreset has already started one."""
         super().reset(seed=seed)
         begun, self._fresh = self._fresh and seed is None, False
         return _row(self._env._observe() if begun else self._env.reset(seed)), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
-        """One step of the one env."""
+        """Step the env."""
         step = self._env.step(torch.as_tensor(np.asarray(action))[None])
         self._fresh = bool(step.ended)
         obs = step.obs if step.final_obs is None else step.final_obs
@@ -122,17 +122,17 @@ class SingleEnv(gym.Env):
 
 
 def single(env_id: str, *, render_mode: str | None = None, **options: Any) -> SingleEnv:
-    """One env of a world of ours, for Gymnasium. There is nothing to draw."""
+    """One of our own envs on tensors, for Gymnasium. It cannot be rendered."""
     if render_mode is not None:
         raise UsageError(
-            f"env {env_id!r} has no picture: it can be evaluated, but neither recorded nor shown. Leave out --record, "
-            "--render and render_mode."
+            f"env {env_id!r} has no picture: it can be evaluated, but neither recorded nor shown. Leave out "
+            "--record, --render and render_mode."
         )
     return SingleEnv(load_env_creator(TENSOR_WORLDS[env_id])(**options))
 
 
 def _hash(x: Tensor) -> Tensor:
-    """32 well-mixed bits of a whole number, in int64."""
+    """32-bit hash of an integer, in int64."""
     for factor, shift in ((0x7FEB352D, 16), (0x846CA68B, 15)):
         x = x & _MASK
         x = (x ^ (x >> shift)) * factor

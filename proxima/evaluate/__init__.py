@@ -1,1 +1,1 @@
-"""Trained policies in use."""
+"""Use of trained policies: evaluation, videos, analysis, export."""

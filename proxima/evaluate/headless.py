@@ -1,7 +1,7 @@
-"""Drawing without a window: which OpenGL back end MuJoCo takes, and what to install where there is none.
+"""Offscreen rendering: which OpenGL back end MuJoCo uses, and what to install where none works.
 
-MuJoCo and Gymnasium read `MUJOCO_GL` when they make their first picture. A back end that was imported and failed bars
-the others from the same process, so each is tried in a short process of its own.
+MuJoCo and Gymnasium read `MUJOCO_GL` when they render their first frame. After a back end was imported and failed, the
+same process cannot use another, so each is tried in a separate process.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from proxima.errors import UsageError
 VARIABLE = "MUJOCO_GL"
 _LIBRARIES = {"egl": "libEGL.so.1", "osmesa": "libOSMesa.so.8", "glfw": "libGL.so.1"}
 _PACKAGES = {"egl": "libegl1 libgl1-mesa-dri", "osmesa": "libosmesa6", "glfw": "libgl1 libgl1-mesa-dri"}
-# A context alone proves little: MuJoCo must also find OpenGL's functions in it. Finalizers that complain are skipped.
+# MuJoCo must also find OpenGL's functions in the context. `os._exit` skips finalizers that print errors.
 _PROBE = """
 import importlib, os, sys, mujoco
 context = importlib.import_module("mujoco." + sys.argv[1]).GLContext(64, 64)
@@ -29,12 +29,12 @@ os._exit(0)
 
 
 def has_display() -> bool:
-    """Whether a window can be asked for; elsewhere than on Linux there is always a desktop."""
+    """Whether a window can be requested; on other platforms than Linux always."""
     return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def require_display() -> None:
-    """Refuse at once where no window can be opened: some libraries abort the process instead.
+    """Check that a window can be opened: without one some libraries abort the process.
 
     Raises:
         UsageError: there is no display, or it does not answer.
@@ -57,32 +57,30 @@ def require_display() -> None:
 
 @contextlib.contextmanager
 def offscreen(*, mujoco: bool) -> Iterator[None]:
-    """For the length of the block, nothing looks for a display: MuJoCo gets a back end that works, SDL a dummy.
+    """Render without a display inside the block: MuJoCo with a back end that works, SDL with its dummy driver.
 
-    What the user has set stays.
+    Variables that the user has set are kept.
 
     Raises:
-        UsageError: no back end works; the missing libraries and the command that installs them are named.
+        UsageError: no back end works; the message names the missing libraries and how to install them.
     """
     settings: dict[str, str] = {}
     if not has_display():
         settings["SDL_VIDEODRIVER"] = os.environ.get("SDL_VIDEODRIVER", "dummy")
     if mujoco and sys.platform == "linux":
         settings[VARIABLE] = choose_backend(os.environ.get(VARIABLE))
-    before = {name: os.environ.get(name) for name in settings}
+    before = {name: os.environ[name] for name in settings if name in os.environ}
     os.environ.update(settings)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in settings:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def choose_backend(wanted: str | None = None) -> str:
-    """The wanted back end if it works; without a wish the first that does of EGL, a hidden window and OSMesa."""
+    """The wanted back end if it works; without one, the first that works of EGL, a hidden window and OSMesa."""
     if wanted and wanted not in _LIBRARIES:
         raise UsageError(f"{VARIABLE} is {wanted!r}, but it must be one of {', '.join(_LIBRARIES)}: or unset it.")
     hidden_window = ("glfw",) if has_display() else ()
@@ -92,13 +90,13 @@ def choose_backend(wanted: str | None = None) -> str:
             return backend
     reasons = "; ".join(_why_not(backend) for backend in candidates)
     raise UsageError(
-        f"MuJoCo cannot draw without a window here: {reasons}."
+        f"MuJoCo cannot render offscreen on this machine: {reasons}."
         + (f" Or unset {VARIABLE}, so that others are tried." if wanted else " One of them is enough.")
     )
 
 
 def explain_broken_choice() -> None:
-    """Raise what is wrong with the user's `MUJOCO_GL`, if anything is: with a broken one MuJoCo cannot be imported."""
+    """Raise a UsageError if the user's `MUJOCO_GL` does not work: MuJoCo cannot be imported then."""
     wanted = os.environ.get(VARIABLE)
     if wanted and sys.platform == "linux":
         choose_backend(wanted)
@@ -109,16 +107,16 @@ def _works(backend: str) -> bool:
     command = [sys.executable, "-c", _PROBE, backend]
     try:
         done = subprocess.run(command, env={**os.environ, VARIABLE: backend}, capture_output=True, timeout=60)
-    except subprocess.TimeoutExpired:  # a driver that hangs is one that does not work
+    except subprocess.TimeoutExpired:  # a driver that hangs
         return False
     return done.returncode == 0
 
 
 def _why_not(backend: str) -> str:
-    """What a back end that failed lacks: its library, or a driver behind it."""
+    """What a back end that failed is missing: its library, or a driver."""
     library, install = _LIBRARIES[backend], f"apt-get install {_PACKAGES[backend]}"
     if backend == "glfw" and not has_display():
-        return "glfw needs a display: xvfb-run gives one"
+        return "glfw needs a display: use xvfb-run"
     try:
         ctypes.CDLL(library)
     except OSError:

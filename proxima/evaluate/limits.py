@@ -1,7 +1,10 @@
-"""Ranges of the numbers that an evaluation is asked for."""
+"""Ranges of the integers that evaluation takes."""
 
 from typing import Any
 
+import numpy as np
+
+from proxima.config.options import shown
 from proxima.errors import UsageError
 
 MOST = 2**31 - 1
@@ -10,15 +13,9 @@ MOST_EPISODES = 1_000_000
 
 
 def check_number(name: str, value: Any, *, least: int, most: int = MOST) -> None:
-    """A UsageError where it is not a whole number in its range."""
-    try:
-        whole = not isinstance(value, bool) and int(value) == value
-    except (TypeError, ValueError, OverflowError):
-        whole = False
-    if not whole or isinstance(value, str):
-        raise UsageError(f"{name} is {value!r}, but it must be a whole number.")
-    if value < least:
-        raise UsageError(f"{name} is {value}, but it must be >= {least}.")
-    if value > most:
-        shown = value if value < 10**20 else f"{value:.3e}" if value < 10**300 else "a number of over 300 digits"
-        raise UsageError(f"{name} is {shown}, but it must be <= {most}.")
+    """Raise a UsageError if the value is not an integer from `least` to `most`."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise UsageError(f"{name} is {shown(value)}, but it must be a whole number.")
+    if not least <= value <= most:
+        limit = f">= {least}" if value < least else f"<= {most}"
+        raise UsageError(f"{name} is {shown(int(value))}, but it must be {limit}.")

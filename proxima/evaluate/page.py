@@ -1,4 +1,4 @@
-"""HTML pages that need nothing but themselves."""
+"""Self-contained HTML pages."""
 
 import base64
 import html
@@ -15,7 +15,7 @@ td:first-child, th:first-child { text-align: left; } code { background: #f2f2f2;
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """A whole page out of parts that are HTML already."""
+    """The page of parts that are HTML."""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
         f"<style>{STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
@@ -23,7 +23,7 @@ def page(title: str, parts: Iterable[str]) -> str:
 
 
 def paragraph(lines: Sequence[str]) -> str:
-    """Plain text, a line each."""
+    """Plain text, one line per string."""
     return f"<p>{'<br>'.join(html.escape(line) for line in lines)}</p>"
 
 
@@ -35,12 +35,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def picture(file: Path) -> str:
-    """A PNG, inside the page."""
+    """A PNG, embedded."""
     return f'<p><img alt="{html.escape(file.stem)}" src="data:image/png;base64,{_encoded(file)}"></p>'
 
 
 def video(file: Path) -> str:
-    """An MP4, inside the page."""
+    """An MP4, embedded."""
     return f'<p><video controls muted loop src="data:video/mp4;base64,{_encoded(file)}"></video></p>'
 
 

@@ -1,11 +1,12 @@
-"""The figures of a report, as PNG files."""
+"""Figures of an evaluation report, as PNG files."""
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
-matplotlib.use("Agg")  # no window, wherever it runs
+matplotlib.use("Agg")  # never a window
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -22,7 +23,7 @@ MOST_POINTS = 4000
 SHOWN_EPISODES = 3
 MOST_DIMENSIONS = 24
 BINS = 41
-"""An odd number, so that a constant is in the middle of one."""
+"""Odd: a constant is in the middle of a bin."""
 
 
 def save(figure: Figure, path: Path) -> Path:
@@ -33,7 +34,7 @@ def save(figure: Figure, path: Path) -> Path:
             axes.set_ylim(_widened(*axes.get_ylim()))
         for axis in (axes.xaxis, axes.yaxis):
             formatter = axis.get_major_formatter()
-            if isinstance(formatter, ScalarFormatter):  # ticks in full, not as differences from 5e2
+            if isinstance(formatter, ScalarFormatter):  # complete numbers, not differences from an offset
                 formatter.set_useOffset(False)
                 formatter.set_powerlimits((-5, 9))
     figure.savefig(path, dpi=130)
@@ -42,7 +43,7 @@ def save(figure: Figure, path: Path) -> Path:
 
 
 def _widened(low: float, high: float) -> tuple[float, float]:
-    """Limits of an axis or a histogram, wider where the values between them differ by rounding alone."""
+    """Limits of an axis or a histogram, widened where they differ only by rounding errors."""
     level = max(abs(low), abs(high))
     if high - low > max(1e-8, 1e-4 * level):
         return low, high
@@ -52,18 +53,11 @@ def _widened(low: float, high: float) -> tuple[float, float]:
 
 
 def calibration(analysis: ValueAnalysis, path: Path) -> Path:
-    """Prediction against outcome: every step, the mean of bins, the fitted line and the perfect one."""
+    """Value against return: all policy steps, means of bins, the fitted line and the perfect one."""
     figure, axes = plt.subplots(figsize=(6.4, 5.6), layout="constrained")
     every = max(1, len(analysis.predicted) // MOST_POINTS)
-    axes.scatter(
-        analysis.predicted[::every],
-        analysis.realised[::every],
-        s=6,
-        alpha=0.25,
-        color=BLUE,
-        linewidths=0,
-        label="steps",
-    )
+    points = analysis.predicted[::every], analysis.realised[::every]
+    axes.scatter(*points, s=6, alpha=0.25, color=BLUE, linewidths=0, label="policy steps")
     centre, mean, error = analysis.binned()
     label = "mean of a bin ± 2 standard errors"
     axes.errorbar(centre, mean, 2 * error, fmt="o", color=ORANGE, ms=5, capsize=2, label=label)
@@ -72,33 +66,24 @@ def calibration(analysis: ValueAnalysis, path: Path) -> Path:
     if np.isfinite(slope):
         axes.plot(ends, slope * ends + intercept, color=ORANGE, lw=1.5, label=f"fit, slope {number(slope)}")
     axes.plot(ends, ends, color=GREY, lw=1.2, ls="--", label="perfect")
-    axes.set_xlabel("predicted value (units of reward)")
-    axes.set_ylabel("discounted return (units of reward)")
     bias = number(analysis.bias, scale=analysis.scale)
-    axes.set_title(f"Calibration: explained variance {number(analysis.explained_variance)}, bias {bias}")
+    title = f"Calibration: explained variance {number(analysis.explained_variance)}, bias {bias}"
+    axes.set(xlabel="predicted value (units of reward)", ylabel="discounted return (units of reward)", title=title)
     axes.legend(frameon=False)
     return save(figure, path)
 
 
 def along_episodes(analysis: ValueAnalysis, path: Path) -> Path:
-    """Value, outcome and reward along the first episodes, with their ends marked."""
+    """Value, return and reward along the first episodes, with their ends marked."""
     shown = analysis.episodes[:SHOWN_EPISODES]
-    figure, grid = plt.subplots(
-        2,
-        len(shown),
-        figsize=(4.6 * len(shown), 5.4),
-        sharex="col",
-        squeeze=False,
-        layout="constrained",
-        height_ratios=[2, 1],
-    )
+    form: dict[str, Any] = {"figsize": (4.6 * len(shown), 5.4), "sharex": "col", "height_ratios": [2, 1]}
+    figure, grid = plt.subplots(2, len(shown), squeeze=False, layout="constrained", **form)
     start = 0
-    for column, episode in enumerate(shown):
+    for i, (episode, top, bottom) in enumerate(zip(shown, *grid, strict=True)):
         assert episode.trace is not None
         duration = episode.trace.duration
         rows = slice(start, start + len(duration))
         start += len(duration)
-        top, bottom = grid[0][column], grid[1][column]
         time = np.cumsum(duration) - duration
         top.plot(time, analysis.predicted[rows], color=BLUE, lw=1.2, label="predicted value")
         top.plot(time, analysis.realised[rows], color=ORANGE, lw=1.2, label="discounted return")
@@ -106,10 +91,9 @@ def along_episodes(analysis: ValueAnalysis, path: Path) -> Path:
         colour, word = (RED, "terminated") if episode.terminated else (GREY, "time limit")
         for axes in (top, bottom):
             axes.axvline(episode.length - 1, color=colour, ls=":", lw=1.2)
-        top.set_title(
-            f"episode {column + 1}: return {number(episode.return_)}, {episode.length} steps, {word}", fontsize=10
-        )
-        bottom.set_xlabel("step")
+        title = f"episode {i + 1}: return {number(episode.return_)}, {episode.length} env steps, {word}"
+        top.set_title(title, fontsize=10)
+        bottom.set_xlabel("env step")
     grid[0][0].set_ylabel("units of reward")
     grid[1][0].set_ylabel("reward")
     grid[0][0].legend(frameon=False, fontsize=9)
@@ -117,21 +101,20 @@ def along_episodes(analysis: ValueAnalysis, path: Path) -> Path:
 
 
 def error_by_time(analysis: ValueAnalysis, path: Path) -> Path:
-    """Bias and root mean squared error against the steps to the end."""
+    """Bias and root mean squared error against the env steps to the end."""
     figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
     centre, mean, rmse = analysis.error_by_time_to_end()
     axes.plot(centre, rmse, "o-", color=ORANGE, label="root mean squared error")
     axes.plot(centre, mean, "o-", color=BLUE, label="mean error (bias)")
     axes.axhline(0, color=GREY, lw=0.8)
-    axes.set_xlabel("steps to the end of the episode")
-    axes.set_ylabel("predicted value - discounted return")
-    axes.set_title("Error of the critic by steps to the end")
+    axes.set(xlabel="env steps to the end of the episode", ylabel="predicted value - discounted return")
+    axes.set_title("Error of the critic by env steps to the end")
     axes.legend(frameon=False)
     return save(figure, path)
 
 
 def value_map(value: Callable[[np.ndarray], np.ndarray], seen: np.ndarray, names: tuple[str, str], path: Path) -> Path:
-    """The critic over two coordinates `[S, 2]`, with the states that were visited."""
+    """The value over two coordinates, with the visited states `seen` `[S, 2]`."""
     figure, axes = plt.subplots(figsize=(6.4, 5.2), layout="constrained")
     low, high = np.transpose([_widened(column.min(), column.max()) for column in seen.T])
     margin = 0.1 * (high - low)
@@ -142,26 +125,24 @@ def value_map(value: Callable[[np.ndarray], np.ndarray], seen: np.ndarray, names
     image = axes.pcolormesh(x, y, values, shading="nearest", cmap="viridis", vmin=least, vmax=most)
     every = max(1, len(seen) // MOST_POINTS)
     axes.scatter(seen[::every, 0], seen[::every, 1], s=2, color="white", alpha=0.35, linewidths=0)
-    axes.set_xlabel(names[0])
-    axes.set_ylabel(names[1])
-    axes.set_title("Value over the state space; white: visited")
+    axes.set(xlabel=names[0], ylabel=names[1], title="Value over the state space; white: visited states")
     figure.colorbar(image, ax=axes, label="predicted value (units of reward)")
     return save(figure, path)
 
 
 def action_distributions(analysis: PolicyAnalysis, path: Path) -> Path:
-    """A histogram for every action dimension, with its bounds."""
+    """A histogram per action dimension, with its bounds."""
     count = min(analysis.action.shape[1], MOST_DIMENSIONS)
     columns = min(count, 4)
     rows = -(-count // columns)
     figure, grid = plt.subplots(rows, columns, figsize=(3.1 * columns, 2.4 * rows), squeeze=False, layout="constrained")
     for i, axes in enumerate(grid.flat):
-        if i >= count:
+        if i < count:
+            _histogram(axes, analysis, i)
+        else:
             axes.axis("off")
-            continue
-        _histogram(axes, analysis, i)
     figure.supxlabel("action (units of the env)")
-    figure.supylabel("share of steps")
+    figure.supylabel("share of policy steps")
     return save(figure, path)
 
 
@@ -178,29 +159,25 @@ def _histogram(axes: Axes, analysis: PolicyAnalysis, i: int) -> None:
             if np.isfinite(bound):
                 axes.axvline(bound, color=RED, ls=":", lw=1.2)
     scale = float(np.abs(values).max())
-    mean, std = (number(float(found[i]), scale=scale) for found in (analysis.mean, analysis.std))
+    mean, std = (number(float(x), scale=scale) for x in (values.mean(), values.std()))
     numbers = "" if analysis.discrete else f": mean {mean}, std {std}"
     axes.set_title(f"{analysis.names[i]}{numbers}", fontsize=9)
 
 
 def action_summary(analysis: PolicyAnalysis, path: Path) -> Path:
-    """Saturation and roughness by dimension, and the entropy over all steps."""
+    """Saturation and roughness by dimension, and the distribution of the entropy."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.8), layout="constrained")
     place = np.arange(analysis.action.shape[1])
     if analysis.discrete:
-        left.bar(place, analysis.roughness, color=ORANGE, label="decisions that change it")
+        left.bar(place, analysis.roughness, color=ORANGE, label="policy steps that change it")
     else:
-        left.bar(place - 0.2, analysis.saturation, width=0.4, color=BLUE, label="decisions at a bound")
-        unit = "range" if analysis.bounded.all() else "range (unbounded: of the std)"
-        label = f"change per decision, of the {unit}"
+        left.bar(place - 0.2, analysis.saturation, width=0.4, color=BLUE, label="policy steps at a bound")
+        label = f"change per policy step / range{'' if analysis.bounded.all() else ' (unbounded: / std)'}"
         left.bar(place + 0.2, analysis.roughness, width=0.4, color=ORANGE, label=label)
     left.set_xticks(place[:: -(-len(place) // 16)])
-    left.set_xlabel("action dimension")
-    left.set_ylabel("share")
-    left.set_ylim(0, max(0.05, left.get_ylim()[1] * 1.25))
+    left.set(xlabel="action dimension", ylabel="share", ylim=(0, max(0.05, left.get_ylim()[1] * 1.25)))
     left.legend(frameon=False, fontsize=9)
     limits = _widened(float(analysis.entropy.min()), float(analysis.entropy.max()))
     right.hist(analysis.entropy, bins=BINS, range=limits, color=BLUE)
-    right.set_xlabel("entropy of the policy (nats)")
-    right.set_ylabel("steps")
+    right.set(xlabel="entropy of the policy (nats)", ylabel="policy steps")
     return save(figure, path)

@@ -1,4 +1,4 @@
-"""A trained policy in a few lines of a user's own script, without the trainer."""
+"""A trained policy for use in any script, without the trainer."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,14 +21,14 @@ from proxima.nets.spec import Spec
 class LoadedPolicy:
     """Acts on NumPy observations, one or a batch, with the normaliser statistics of its checkpoint.
 
-    A recurrent policy keeps its state between calls: `reset` says where a new episode begins.
+    The state of a recurrent policy is kept between calls: call `reset` where a new episode begins.
     """
 
     def __init__(self, policy: Policy, *, seed: int = 0, hold: Hold | None = None):
         check_number("seed", seed, least=0)
         self.policy = policy.eval()
         self.hold = hold or Hold()
-        """For how many env steps each action is to be held, as it was in training when the checkpoint was written."""
+        """For how many env steps each action is held, as in training when the checkpoint was written."""
         self.spec = policy.spec
         self._generator = Generator().manual_seed(seed)
         self._state: Tensor | None = None
@@ -41,35 +41,33 @@ class LoadedPolicy:
             self._state[torch.as_tensor(np.asarray(ended, dtype=bool))] = 0.0
 
     def act(self, obs: Any, *, deterministic: bool = True) -> NDArray:
-        """The action in the env's own units for one observation, or one a row for a batch `[B, ...]`.
+        """The action of the env's space for one observation, or actions `[B, ...]` for a batch.
 
-        Observations are as the env gives them: an array, a dict, a tuple, the number of a Discrete space; or flat, as
-        vector envs give them.
+        Observations are those of the env (an array, a dict, a tuple, the number of a Discrete space) or flat, as from
+        vector envs.
         """
         keys = self.policy.actor_keys
         rows = {key: self.spec.obs[key].read(key, _find(obs, key, self.spec)) for key in keys}
         batched = {key for key, (_, is_batch) in rows.items() if is_batch}
         sizes = {key: len(array) for key, (array, _) in rows.items()}
         if len(batched) not in (0, len(rows)) or len(set(sizes.values())) > 1:
-            raise UsageError(f"the observations are not as many for each key: {sizes}.")
+            raise UsageError(f"the batch sizes differ between observation keys: {sizes}.")
         tensors = as_stored({key: torch.as_tensor(array) for key, (array, _) in rows.items()})
         size = max(sizes.values())
+        if self._state is not None and len(self._state) != size:
+            raise UsageError(
+                f"the recurrent state is of {len(self._state)} envs, but there are {size} observations: call reset() "
+                "first."
+            )
         noise = None if deterministic else torch.randn(size, self.policy.noise_size, generator=self._generator)
-        acted = self.policy.act(tensors, noise, self._state_of(size))
+        acted = self.policy.act(tensors, noise, self._state)
         self._state = acted.state
         in_env_form = self.spec.action.to_env(acted.env_action.numpy())
         return in_env_form if batched else in_env_form[0]
 
-    def _state_of(self, size: int) -> Tensor | None:
-        if self._state is not None and len(self._state) != size:
-            raise UsageError(
-                f"the policy remembers {len(self._state)} envs, but was given {size} observations: call reset() first."
-            )
-        return self._state
-
 
 def _find(obs: Any, key: str, spec: Spec) -> Any:
-    """The part of an observation that a key of the policy names: flat, or nested as the env has it."""
+    """The part of an observation for one key of the policy; the observation is flat, or nested as in the env."""
     if not isinstance(obs, (Mapping, tuple)) and list(spec.obs) == ["obs"]:
         return obs
     if isinstance(obs, Mapping) and key in obs:

@@ -1,4 +1,4 @@
-"""Report on a trained agent: figures, a self-contained HTML page and a few lines of text."""
+"""Report on a trained policy: figures, a self-contained HTML page and a few lines of text."""
 
 import html
 from pathlib import Path
@@ -11,6 +11,7 @@ from proxima.evaluate import page
 from proxima.evaluate.episodes import Evaluation
 from proxima.evaluate.policy_analysis import PolicyAnalysis
 from proxima.evaluate.restored import restore_policy
+from proxima.evaluate.statistics import COLUMNS
 from proxima.evaluate.value_analysis import ValueAnalysis
 from proxima.nets.policy import Policy
 from proxima.runs.layout import REPORT
@@ -18,7 +19,7 @@ from proxima.runs.layout import REPORT
 
 def write_report(evaluation: Evaluation, *, value: bool, policy: bool) -> tuple[Path, list[str]]:
     """Write an analysis of traced episodes to the run's `report/`; returns the page and the summary lines."""
-    from proxima.evaluate import plots  # a second to import
+    from proxima.evaluate import plots  # slow to import
 
     saved = restore_policy(evaluation.checkpoint)
     agent, config, target = saved.policy, saved.config, saved.checkpoint.run_dir / REPORT
@@ -26,7 +27,7 @@ def write_report(evaluation: Evaluation, *, value: bool, policy: bool) -> tuple[
     try:
         target.mkdir(exist_ok=True)
         for old in (*target.glob("value-*.png"), *target.glob("policy-*.png")):
-            old.unlink()  # of another evaluation
+            old.unlink()  # of an earlier evaluation
         if value:
             analysis = ValueAnalysis.of(evaluation.episodes, gamma=config.algorithm.gamma, smdp=config.algorithm.smdp)
             figures = [
@@ -47,52 +48,46 @@ def write_report(evaluation: Evaluation, *, value: bool, policy: bool) -> tuple[
         index.write_text(_page(evaluation, sections), encoding="utf-8", errors="replace")
     except OSError as error:
         raise UsageError(f"the report cannot be written to {target}: {error.strerror or error}.") from None
-    said = [line for _, lines, _ in sections for line in lines]
+    summary = [line for _, lines, _ in sections for line in lines]
     if value and evaluation.deterministic:
-        said.append("The critic estimates the value of the stochastic policy: use --stochastic to judge it.")
-    return index, said
+        summary.append("The critic estimates the value of the stochastic policy: evaluate it with --stochastic.")
+    return index, summary
 
 
 def _value_map(agent: Policy, evaluation: Evaluation, path: Path) -> list[Path]:
-    """A value map where an observation is two numbers, or an angle as cosine and sine with its velocity."""
+    """A value map where an observation is two numbers, or cosine and sine of an angle with its velocity."""
     from proxima.evaluate import plots
 
-    obs = agent.spec.obs
-    traces = [episode.trace for episode in evaluation.episodes if episode.trace is not None]
-    if list(obs) != ["obs"] or obs["obs"].shape not in ((2,), (3,)) or agent.state_size:
-        return []  # the value of a recurrent policy does not depend on the observation alone
-    seen = np.concatenate([trace.obs["obs"] for trace in traces])
-    circle = obs["obs"].shape == (3,)
-    if circle and not np.allclose(seen[:, 0] ** 2 + seen[:, 1] ** 2, 1.0, atol=1e-3):
-        return []
+    shapes = {key: spec.shape for key, spec in agent.spec.obs.items()}
+    if shapes not in ({"obs": (2,)}, {"obs": (3,)}) or agent.state_size:
+        return []  # the value of a recurrent policy depends on more than the observation
+    seen = np.concatenate([episode.trace.obs["obs"] for episode in evaluation.episodes if episode.trace is not None])
+    circle, names = shapes["obs"] == (3,), ("observation 0", "observation 1")
+    if circle:
+        if not np.allclose(seen[:, 0] ** 2 + seen[:, 1] ** 2, 1.0, atol=1e-3):
+            return []
+        seen = np.stack([np.arctan2(seen[:, 1], seen[:, 0]), seen[:, 2]], -1)
+        names = ("angle (rad)", "angular velocity")
 
     @torch.no_grad()
     def value(points: np.ndarray) -> np.ndarray:
         if circle:
             points = np.stack([np.cos(points[:, 0]), np.sin(points[:, 0]), points[:, 1]], -1)
         obs = agent.normalizer({"obs": torch.tensor(points, dtype=torch.float32)})
-        with torch.no_grad():
-            found = agent.value(obs) * agent.return_scale
-        return found.numpy()
+        return (agent.value(obs) * agent.return_scale).numpy()
 
-    if circle:
-        seen = np.stack([np.arctan2(seen[:, 1], seen[:, 0]), seen[:, 2]], -1)
-    names = ("angle (rad)", "angular velocity") if circle else ("observation 0", "observation 1")
     return [plots.value_map(value, seen, names, path)]
 
 
 def _page(evaluation: Evaluation, sections: list[tuple[str, list[str], list[Path]]]) -> str:
     rows = [(name, *summary.cells()) for name, summary in evaluation.rows]
-    shares = [
-        f"{'Success' if name == 'success' else name} in {share:.1%} of the episodes."
-        for name, share in evaluation.shares.items()
-    ]
+    shares = [f"{name} in {share:.1%} of the episodes" for name, share in evaluation.shares.items()]
     parts = [
         f"<h1>{html.escape(evaluation.env)}</h1>",
         f"<p>{len(evaluation.episodes)} {'deterministic' if evaluation.deterministic else 'stochastic'} episodes, seed "
         f"{evaluation.seed}, of <code>{html.escape(Path(evaluation.checkpoint).name)}</code>. IQM is the "
         "interquartile mean, with its 95 % bootstrap interval.</p>",
-        page.table(("", "mean", "std", "median", "IQM", "95 % interval", "min", "max"), rows),
+        page.table(("", *COLUMNS), rows),
         page.paragraph(shares) if shares else "",
     ]
     for title, lines, figures in sections:

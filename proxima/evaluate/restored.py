@@ -1,6 +1,6 @@
-"""The policy of a checkpoint, built again and checked: what `load_policy`, evaluation, videos and export start from.
+"""Builds the policy of a checkpoint and checks it, for `load_policy`, evaluation, videos and export.
 
-A checkpoint may come from anybody. Its checksums say that it is as it was written, not that it was written by Proxima.
+A checkpoint may come from anybody: its checksums show that it is undamaged, not that Proxima wrote it.
 """
 
 from dataclasses import dataclass, replace
@@ -14,8 +14,7 @@ from torch import Tensor
 from proxima.config import Config
 from proxima.envs.action_hold import Hold
 from proxima.errors import UsageError
-from proxima.nets.make import make_policy
-from proxima.nets.policy import Policy
+from proxima.nets.policy import Policy, make_policy
 from proxima.nets.spec import Spec
 from proxima.runs import checkpoint
 from proxima.runs.checkpoint import Checkpoint
@@ -25,22 +24,22 @@ _TRIES = 10
 
 @dataclass(frozen=True)
 class Restored:
-    """A checkpoint with the policy that it holds."""
+    """A checkpoint with its policy."""
 
     checkpoint: Checkpoint
     policy: Policy
     """On the CPU, in eval mode."""
     config: Config
     hold: Hold
-    """For how many env steps each action was held when the checkpoint was written."""
+    """For how many env steps each action was held in training when the checkpoint was written."""
 
 
 def restore_policy(path: str | Path) -> Restored:
-    """The policy of a checkpoint folder, or of the newest checkpoint of a run or of a name.
+    """The policy of a checkpoint folder, or of the newest checkpoint of a run folder or of a folder of runs.
 
     Raises:
-        UsageError: there is none, or it is not valid: files that are damaged, metadata or weights that do not fit
-            each other, weights that are not finite.
+        UsageError: there is no checkpoint, or it is damaged, or metadata and weights do not fit each other, or weights
+            are not finite.
     """
     for _ in range(_TRIES):
         folder = checkpoint.find(path)
@@ -56,10 +55,12 @@ def restore_policy(path: str | Path) -> Restored:
 def _restore(folder: Path) -> Restored:
     saved = Checkpoint(folder)
     config, spec, state = saved.config, Spec.from_dict(saved.spec), saved.weights
-    # The weights come from the file: drawing them first would take time, and move the caller's generator.
+    # The weights come from the file: no time for orthogonal ones, no draws from the caller's generator.
     quick = replace(config, policy=replace(config.policy, orthogonal_init=False))
-    _check_layers(config, state)
-    with torch.device("meta"):  # shapes alone, so that absurd ones cost no memory
+    layers = max(len(config.policy.hidden_sizes), config.policy.rnn_layers)
+    if layers > max(1, len(state)):  # to build a billion of them would take hours, even without storage
+        raise ValueError(f"agent.pt has {len(state)} tensors for {layers} layers")
+    with torch.device("meta"):  # shapes only: absurd ones allocate nothing
         expected = make_policy(spec, quick).state_dict()
     check_weights(state, expected)
     with torch.random.fork_rng(devices=[]):
@@ -70,15 +71,8 @@ def _restore(folder: Path) -> Restored:
     return Restored(saved, policy, config, Hold(**saved.hold))
 
 
-def _check_layers(config: Config, state: Any) -> None:
-    """Refuse more layers than there are tensors: to build a billion of them would take hours, even without memory."""
-    layers = max(len(config.policy.hidden_sizes), config.policy.rnn_layers)
-    if layers > max(1, len(state)):
-        raise ValueError(f"agent.pt has {len(state)} tensors for {layers} layers")
-
-
 def check_weights(state: Any, expected: dict[str, Any]) -> None:
-    """The weights are those that the policy has, in shape and dtype, stored in full, and finite."""
+    """Raise a ValueError unless the weights have the expected names, shapes and dtypes, and are finite."""
     for name in expected.keys() ^ state.keys():
         raise ValueError(f"agent.pt {'lacks' if name in expected else 'has an unknown'} {name!r}")
     for name, want in expected.items():
@@ -98,13 +92,10 @@ def check_weights(state: Any, expected: dict[str, Any]) -> None:
 
 @torch.no_grad()
 def _check_action(policy: Policy) -> None:
-    """Act once, on zeros: what the spec says of the action must fit what the policy gives."""
+    """Act once, on zeros: the action must fit the spec."""
     spec = policy.spec
-    shapes = {key: spec.obs[key] for key in policy.actor_keys}
-    zeros = {
-        key: torch.zeros(1, *o.shape, dtype=torch.uint8 if o.dtype == "uint8" else torch.float32)
-        for key, o in shapes.items()
-    }
+    dtypes = {key: torch.uint8 if spec.obs[key].dtype == "uint8" else torch.float32 for key in policy.actor_keys}
+    zeros = {key: torch.zeros(1, *spec.obs[key].shape, dtype=dtype) for key, dtype in dtypes.items()}
     action = spec.action.to_env(policy.act(zeros).env_action.numpy())
     if action.shape != (1, *spec.action.shape) or not np.isfinite(action).all():
         raise ValueError(f"the policy's action is {action.tolist()}, which the env cannot take")

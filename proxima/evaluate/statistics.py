@@ -9,7 +9,9 @@ from proxima.text import number
 
 RESAMPLES = 2000
 FEWEST = 5
-"""Fewer values than this are too few for a bootstrap interval or a probability."""
+"""Values that a bootstrap interval or a probability needs."""
+COLUMNS = ("mean", "std", "median", "IQM", "95% interval", "min", "max")
+"""Heads of `Summary.cells`."""
 
 
 @dataclass(frozen=True)
@@ -34,27 +36,18 @@ class Summary:
         array = np.asarray(values, np.float64)
         resampled = np.random.default_rng(0).choice(array, (RESAMPLES, len(array)))
         low, high = np.percentile(interquartile_mean(resampled), (2.5, 97.5))
-        return cls(
-            mean=float(array.mean()),
-            std=float(array.std()),
-            median=float(np.median(array)),
-            iqm=float(interquartile_mean(array)),
-            iqm_low=float(low),
-            iqm_high=float(high),
-            min=float(array.min()),
-            max=float(array.max()),
-            count=len(array),
-        )
+        spread = float(array.std()), float(np.median(array)), float(interquartile_mean(array)), float(low), float(high)
+        return cls(float(array.mean()), *spread, float(array.min()), float(array.max()), len(array))
 
     def cells(self) -> tuple[str, ...]:
-        """Mean, std, median, IQM, its interval, min and max, for a table."""
+        """One text per column of `COLUMNS`."""
         interval = f"{number(self.iqm_low)} to {number(self.iqm_high)}" if self.count >= FEWEST else "too few"
         first, last = (self.mean, self.std, self.median, self.iqm), (self.min, self.max)
         return *map(number, first), interval, *map(number, last)
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:
-    """Mean of the middle half of the last axis; a value that the quartile cuts through counts by its share."""
+    """Mean of the middle half of the last axis; values at a quartile are weighted by the part that is inside."""
     ordered = np.sort(values, axis=-1)
     count = ordered.shape[-1]
     edges = np.arange(count + 1) / count

@@ -1,4 +1,4 @@
-"""A policy to look at: one env drawn into an MP4 file, or in a window at its own pace."""
+"""Videos of a policy: one env rendered into an MP4 file, or in a window in real time."""
 
 import contextlib
 import copy
@@ -16,15 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxima.envs.action_hold import Hold
-from proxima.envs.gymnasium.env_group import ENV_ERRORS, Recipe
+from proxima.envs.gymnasium.env_errors import first_line
+from proxima.envs.gymnasium.env_group import Recipe
 from proxima.envs.gymnasium.spaces import step_seconds
 from proxima.errors import UsageError
 from proxima.evaluate.camera import follow, follow_in_window, is_mujoco
 from proxima.evaluate.headless import explain_broken_choice, offscreen, require_display
 from proxima.evaluate.limits import check_number
-from proxima.evaluate.mp4 import Mp4Writer
+from proxima.evaluate.mp4 import write_mp4
 from proxima.evaluate.policy import LoadedPolicy
-from proxima.evaluate.restored import Restored, restore_policy
+from proxima.evaluate.restored import restore_policy
 from proxima.evaluate.world import chosen_env, refuse_window
 from proxima.runs.layout import VIDEOS
 
@@ -32,7 +33,7 @@ Act = Callable[[Any], Any]
 """From one observation of the env to an action of the env."""
 
 LONGEST_EPISODE = 10_000
-"""Steps after which a video without a length ends, for envs that never do."""
+"""Env steps after which a video without a given length ends, for envs that never terminate."""
 DEFAULT_FPS = 30.0
 
 
@@ -48,24 +49,23 @@ def record(
     hold: Hold | None = None,
     on_reset: Callable[[], None] | None = None,
 ) -> Path:
-    """Draw one env under a policy into an MP4, without a display; the file is whole or not there.
+    """Record one env under a policy into an MP4, without a display.
 
     Args:
-        act: Chooses the actions; `LoadedPolicy.act` is one.
+        act: Chooses the actions, such as `LoadedPolicy.act`.
         env_id: A registered Gymnasium id, also as `module:EnvId`.
-        path: The file, ending in `.mp4`; its folder is made.
-        env_kwargs: Keywords of the env's constructor; MuJoCo tasks take `width`, `height` and
-            `camera_name` among them; left alone, the camera follows the robot where the model has one that does.
+        path: The file, ending in `.mp4`; its folder is created.
+        env_kwargs: Keywords of the env's constructor, such as `width`, `height` and `camera_name` of MuJoCo tasks.
+            Unless a camera is given, the model's tracking camera is used where there is one.
         max_episode_steps: The time limit; None is the registered one.
         seed: Of the first reset.
-        length: Env steps, over as many episodes as they take; None is one episode, of at most `LONGEST_EPISODE`
-            steps. There is one frame a step and one a reset.
-        hold: For how many env steps each action is held; `LoadedPolicy.hold` is what the policy learned with. Every
-            step is drawn all the same.
-        on_reset: Called where an episode begins; `LoadedPolicy.reset`, for a recurrent policy.
+        length: Env steps, over as many episodes as they take; None is one episode of at most `LONGEST_EPISODE`
+            steps. There is one frame per env step and one per reset.
+        hold: For how many env steps each action is held, such as `LoadedPolicy.hold`.
+        on_reset: Called where an episode begins; `LoadedPolicy.reset` for a recurrent policy.
 
     Raises:
-        UsageError: the env cannot be drawn; one line says what is missing.
+        UsageError: the env cannot be rendered; one line says what is missing.
 
     Example:
         >>> policy = load_policy("runs/HalfCheetah-v5")  # doctest: +SKIP
@@ -73,12 +73,9 @@ def record(
         >>> record(policy.act, "HalfCheetah-v5", path="cheetah.mp4", **options)  # doctest: +SKIP
     """
     _check(seed=seed, length=length)
-    with contextlib.ExitStack() as stack:
-        env = stack.enter_context(_opened(env_id, "rgb_array", env_kwargs, max_episode_steps))
-        stack.enter_context(offscreen(mujoco=is_mujoco(env)))
-        video = stack.enter_context(Mp4Writer(path, fps=frame_rate(env)))
-        for _ in _play(env, act, seed=seed, length=length, hold=hold, on_reset=on_reset):
-            video.write(_frame(env))
+    with _opened(env_id, "rgb_array", env_kwargs, max_episode_steps) as env, offscreen(mujoco=is_mujoco(env)):
+        steps = _play(env, act, seed=seed, length=length, hold=hold, on_reset=on_reset)
+        write_mp4(path, (_frame(env) for _ in steps), fps=frame_rate(env))
     return Path(path)
 
 
@@ -93,85 +90,65 @@ def watch(
     hold: Hold | None = None,
     on_reset: Callable[[], None] | None = None,
 ) -> None:
-    """Show one env under a policy in a window, as fast as it really is, until the end or until the window is closed.
+    """Show one env under a policy in a window, in real time, until the end or until the window is closed.
 
     The arguments are those of `record`.
 
     Raises:
-        UsageError: there is no display, or the env cannot be drawn.
+        UsageError: there is no display, or the env cannot be rendered.
     """
     _check(seed=seed, length=length)
     require_display()
     with _opened(env_id, "human", env_kwargs, max_episode_steps) as env:
         period, due = 1.0 / frame_rate(env), time.monotonic()
-        moments = _play(env, act, seed=seed, length=length, hold=hold, on_reset=on_reset)
+        steps = _play(env, act, seed=seed, length=length, hold=hold, on_reset=on_reset)
         with _explained(env, "no window can be opened"):
-            next(moments)  # a human-mode env draws itself in reset and step
+            next(steps)  # in human mode, reset and step render
         follow_in_window(env)
-        for _ in moments:
-            due = max(due + period, time.monotonic() - period)  # a slow frame is not made up for by a rush
+        for _ in steps:
+            due = max(due + period, time.monotonic() - period)  # a slow frame does not speed up those after it
             time.sleep(max(0.0, due - time.monotonic()))
             if _window_closed(env):
                 return
 
 
-def record_checkpoint(
+def show_checkpoint(
     path: str | Path,
     *,
+    window: bool = False,
     env: str | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
     seed: int = 0,
     deterministic: bool = True,
     length: int | None = None,
-) -> Path:
-    """Record a checkpoint's policy into `videos/` of its run, and return the file."""
-    _check(seed=seed, length=length)
+) -> Path | None:
+    """Record a checkpoint's policy into `videos/` of its run and return the file; with `window`, show it instead."""
     saved = restore_policy(path)
-    act, env_id, options = _cast(saved, env=env, env_kwargs=env_kwargs, seed=seed, deterministic=deterministic)
+    env_id, kwargs, limit = chosen_env(saved.config, env, env_kwargs)
+    policy = LoadedPolicy(saved.policy, seed=seed, hold=saved.hold)
+    act = functools.partial(policy.act, deterministic=deterministic)
+    options: dict[str, Any] = {"env_kwargs": kwargs, "max_episode_steps": limit, "seed": seed, "length": length}
+    options |= {"hold": saved.hold, "on_reset": policy.reset}
+    if window:
+        watch(act, env_id, **options)
+        return None
     how = f"-seed{seed}{f'-{length}steps' if length else ''}{'' if deterministic else '-stochastic'}"
     target = video_path(saved.checkpoint.run_dir, env_id, saved.checkpoint.global_step, how)
-    return record(act, env_id, path=target, seed=seed, length=length, **options)
+    return record(act, env_id, path=target, **options)
 
 
 def video_path(run_dir: Path, env_id: str, step: int, how: str = "") -> Path:
-    """Where a run's video after so many training steps is, in letters that every file system takes."""
+    """The file of a video after `step` env steps of training, in characters that every file system takes."""
     return run_dir / VIDEOS / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', env_id)}-step{step}{how}.mp4"
 
 
-def watch_checkpoint(
-    path: str | Path,
-    *,
-    env: str | None = None,
-    env_kwargs: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    deterministic: bool = True,
-    length: int | None = None,
-) -> None:
-    """Show a checkpoint's policy in a window."""
-    _check(seed=seed, length=length)
-    saved = restore_policy(path)
-    act, env_id, options = _cast(saved, env=env, env_kwargs=env_kwargs, seed=seed, deterministic=deterministic)
-    watch(act, env_id, seed=seed, length=length, **options)
-
-
 def frame_rate(env: gym.Env) -> float:
-    """Frames a second at which the env's time runs true: what it declares, else one frame a step of its clock."""
+    """Frames per second for real time: the env's `render_fps`, else one frame per step of its simulated time."""
     declared = (env.metadata or {}).get("render_fps")
     if isinstance(declared, (int, float)) and declared > 0:
         return float(declared)
     seconds = step_seconds(env)
     return 1.0 / seconds if seconds else DEFAULT_FPS
-
-
-def _cast(
-    saved: Restored, *, env: str | None, env_kwargs: Mapping[str, Any] | None, seed: int, deterministic: bool
-) -> tuple[Act, str, dict[str, Any]]:
-    """Who acts in a checkpoint's video, and where: its policy, and the env of its config unless another is named."""
-    env_id, kwargs, limit = chosen_env(saved.config, env, env_kwargs)
-    policy = LoadedPolicy(saved.policy, seed=seed, hold=saved.hold)
-    act = functools.partial(policy.act, deterministic=deterministic)
-    where = {"env_kwargs": kwargs, "max_episode_steps": limit}
-    return act, env_id, {"hold": policy.hold, "on_reset": policy.reset, **where}
 
 
 def _check(*, seed: int, length: int | None) -> None:
@@ -184,12 +161,12 @@ def _check(*, seed: int, length: int | None) -> None:
 def _opened(
     env_id: str, mode: str, env_kwargs: Mapping[str, Any] | None, max_episode_steps: int | None
 ) -> Iterator[gym.Env]:
+    """The env, built with this render mode and a camera that follows, and closed after the block."""
     refuse_window(env_kwargs or {})
-    recipe = Recipe.of(
-        env_id, env_kwargs={**(env_kwargs or {}), "render_mode": mode}, max_episode_steps=max_episode_steps
-    )
+    kwargs = {**(env_kwargs or {}), "render_mode": mode}
+    recipe = Recipe.of(env_id, env_kwargs=kwargs, max_episode_steps=max_episode_steps)
     creator: Any = recipe.spec.entry_point
-    with contextlib.suppress(Exception):  # building it says better what is wrong with an entry point
+    with contextlib.suppress(Exception):  # building it explains better what is wrong with an entry point
         creator = gym.envs.registration.load_env_creator(creator)
     _check_modes(recipe.spec.id, getattr(creator, "metadata", None), mode)
     try:
@@ -203,21 +180,19 @@ def _opened(
         follow(env, env_kwargs)
         yield env
     finally:
-        with contextlib.suppress(Exception):  # a picture that is done is not lost to a driver's way of closing
+        with contextlib.suppress(Exception):  # a driver that fails to close does not cost a finished video
             env.close()
 
 
 def _check_modes(env_id: str, metadata: Mapping[str, Any] | None, mode: str) -> None:
-    """Gymnasium makes a window of its own for an env that only gives arrays, but no array out of a window."""
+    """Refuse a mode that the env does not have; Gymnasium makes human of rgb_array, but not the reverse."""
     if metadata is None:
         return
     modes = metadata.get("render_modes") or []
+    if not modes:
+        raise UsageError(f"env {env_id!r} has no render modes: evaluate it without --record and --render.")
     if mode not in modes and not (mode == "human" and "rgb_array" in modes):
-        if not modes:
-            raise UsageError(
-                f"env {env_id!r} has no picture (no render modes): evaluate it without --record and --render."
-            )
-        raise UsageError(f"env {env_id!r} cannot be drawn as {mode}: it has only {', '.join(modes)}.")
+        raise UsageError(f"env {env_id!r} cannot be rendered as {mode}: it has only {', '.join(modes)}.")
 
 
 def _play(
@@ -229,16 +204,20 @@ def _play(
     hold: Hold | None = None,
     on_reset: Callable[[], None] | None = None,
 ) -> Iterator[None]:
-    """Act for `length` steps, or one episode; stops after every reset and every step, for a look."""
-    rng, left = np.random.default_rng(seed), 0
-    hold, forget = hold or Hold(), on_reset or (lambda: None)
-    obs, _ = env.reset(seed=seed)
-    forget()
-    yield
-    for step in range(1, (length or LONGEST_EPISODE) + 1):
+    """Act for `length` env steps, or one episode; yields after every reset and every step."""
+    rng, left, hold = np.random.default_rng(seed), 0, hold or Hold()
+    step, over = 0, True
+    while step < (length or LONGEST_EPISODE):
+        if over:
+            if step and length is None:
+                return
+            obs, _ = env.reset(seed=None if step else seed)
+            if on_reset is not None:
+                on_reset()
+            left = 0
+            yield
         if not left:
             action, left = act(obs), int(hold.draw(rng, 1)[0])
-        left -= 1
         if np.shape(action) != env.action_space.shape:
             raise UsageError(
                 f"the action has shape {np.shape(action)}, but env {_name(env)!r} takes {env.action_space}: "
@@ -246,30 +225,24 @@ def _play(
             )
         with _explained(env, "it failed"):
             obs, _, terminated, truncated, _ = env.step(copy.copy(action))
+        step, left, over = step + 1, left - 1, terminated or truncated
         yield
-        if terminated or truncated:
-            left = 0
-            if length is None or step == length:
-                return
-            obs, _ = env.reset()
-            forget()
-            yield
 
 
 def _frame(env: gym.Env) -> NDArray:
-    with _explained(env, "it cannot be drawn"):
+    with _explained(env, "it cannot be rendered"):
         return np.asarray(env.render())
 
 
 @contextlib.contextmanager
 def _explained(env: gym.Env, what: str) -> Iterator[None]:
-    """Turn whatever a drawing library raises into one line; Gymnasium's own name the package to install."""
+    """Turn an exception of the env or of a graphics library into one line."""
     try:
         yield
     except UsageError:
         raise
-    except ENV_ERRORS as error:
-        text = (str(error).strip() or repr(error)).splitlines()[0].rstrip(".")
+    except (Exception, SystemExit) as error:
+        text = first_line(error).rstrip(".")
         raise UsageError(f"env {_name(env)!r}: {what}: {type(error).__name__}: {text}.") from error
 
 
@@ -278,7 +251,7 @@ def _name(env: gym.Env) -> str:
 
 
 def _window_closed(env: gym.Env) -> bool:
-    """Whether the user has closed the window, which Gymnasium itself does not look at."""
+    """Whether the user has closed the window, which Gymnasium does not check."""
     pygame: Any = sys.modules.get("pygame")
     if pygame is not None and pygame.display.get_init():
         return bool(pygame.event.peek(pygame.QUIT))

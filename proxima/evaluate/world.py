@@ -1,4 +1,4 @@
-"""Where a trained policy is tried: the env of its run, unless another is named."""
+"""The env to evaluate a trained policy in: that of its run, unless another is given."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,9 +11,10 @@ from proxima.errors import UsageError
 def chosen_env(
     config: Config, env: str | None, env_kwargs: Mapping[str, Any] | None
 ) -> tuple[str, dict[str, Any], int | None]:
-    """The id, the keywords and the time limit (None for the env's own) of the env to try a run's policy in.
+    """Id, keywords and time limit (None for the registered one) of the env to evaluate a run's policy in.
 
-    The keywords of the run are kept for the same kind of env, such as another stage of a game; those given come on top.
+    Keywords of the run are kept for an env of the same class, such as another stage of a game; `env_kwargs` override
+    them.
     """
     options, given = config.env, dict(env_kwargs or {})
     refuse_window(given)
@@ -26,7 +27,7 @@ def chosen_env(
 
 
 def refuse_window(env_kwargs: Mapping[str, Any]) -> None:
-    """A UsageError where the keywords would open a window for every env."""
+    """Raise a UsageError if the keywords would open a window for every env."""
     if env_kwargs.get("render_mode") == "human":
         raise UsageError(
             "env_kwargs has render_mode human, which opens a window for every env: leave it out; "

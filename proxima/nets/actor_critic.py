@@ -1,7 +1,4 @@
-"""The policy: observations in, an action distribution and a value out, with its own normaliser.
-
-Nothing here keeps state between calls.
-"""
+"""PPO's policy: actor and critic."""
 
 import math
 from typing import Any
@@ -10,30 +7,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from proxima.algo.distributions import (
-    BETA_NOISE,
-    Bernoulli,
-    Beta,
-    Categorical,
-    Distribution,
-    Gaussian,
-    MultiCategorical,
-    TanhGaussian,
-)
-from proxima.algo.normalize import ObsNormalizer
+from proxima.algo import distributions
+from proxima.algo.distributions import BETA_NOISE, Categorical, Distribution
 from proxima.config.sections import NormalizeOptions, PolicyOptions
 from proxima.errors import UsageError
-from proxima.nets.encoders import MLP, init_layer, is_image
-from proxima.nets.policy import Acted, Obs, Policy
+from proxima.nets.encoders import MLP, init_layer
+from proxima.nets.policy import Acted, Policy
 from proxima.nets.spec import ActionSpec, Spec
-from proxima.nets.trunk import Encoders, Trunk, encoder_options
+from proxima.nets.trunk import Encoders, Obs, Trunk
 
 
 class ActionHead(nn.Module):
-    """Features to a distribution of raw actions, and raw actions to what the env takes."""
+    """Maps features to a distribution of raw actions, and raw actions to the env's actions."""
 
     bounds: Tensor
-    """`[4, A]`: centre and half span of the env's range, lowest and highest action."""
+    """`[4, A]`: centre and half width of the env's range, lowest and highest action."""
 
     def __init__(self, features: int, action: ActionSpec, options: PolicyOptions):
         super().__init__()
@@ -57,8 +45,8 @@ class ActionHead(nn.Module):
                 self.log_std = nn.Parameter(torch.full((size,), initial), requires_grad=self.std_mode == "learned")
         if action.kind == "box":
             low, high = torch.tensor(action.low), torch.tensor(action.high)
-            bounded = torch.isfinite(high - low)  # a span beyond float32 is as good as none
-            scaled = bounded & (options.scale_actions or not self._is_unsquashed)
+            bounded = torch.isfinite(high - low)  # False if the range overflows float32, too
+            scaled = bounded & (options.scale_actions or self.kind != "gaussian")
             # Raw action x to centre + half * x.
             centre = torch.where(scaled, 0.5 * (low + high), 0.0)
             half = torch.where(scaled, 0.5 * (high - low), 1.0)
@@ -68,34 +56,30 @@ class ActionHead(nn.Module):
     def _is_gaussian(self) -> bool:
         return self.kind in ("gaussian", "tanh_gaussian")
 
-    @property
-    def _is_unsquashed(self) -> bool:
-        return self.kind == "gaussian"
-
     def forward(self, features: Tensor) -> Distribution:
         """The distribution of the raw action."""
         out = self.linear(features).float()
         if self._is_gaussian:
-            mean, log_std = self._mean_and_log_std(out)
-            return Gaussian(mean, log_std) if self.kind == "gaussian" else TanhGaussian(mean, log_std)
+            gaussian = distributions.Gaussian if self.kind == "gaussian" else distributions.TanhGaussian
+            return gaussian(*self._mean_and_log_std(out))
         if self.kind == "beta":
             alpha, beta = (1.0 + 1e-3 + F.softplus(out)).chunk(2, -1)
-            return Beta(alpha, beta)
+            return distributions.Beta(alpha, beta)
         if self.kind == "multi_binary":
-            return Bernoulli(out)
+            return distributions.Bernoulli(out)
         parts = [Categorical(logits.log_softmax(-1)) for logits in out.split(self.action.sizes, -1)]
-        return parts[0] if self.kind == "discrete" else MultiCategorical(parts)
+        return parts[0] if self.kind == "discrete" else distributions.MultiCategorical(parts)
 
     def _mean_and_log_std(self, out: Tensor) -> tuple[Tensor, Tensor]:
         low, high = self.log_std_range
         if self.std_mode == "state":
             mean, raw = out.chunk(2, -1)
             return mean, low + (high - low) * raw.sigmoid()
-        # Clamped in value, straight through in gradient: a std at its limit can still come back.
+        # Clamped in value but not in gradient: a std at its limit can still move back.
         return out, self.log_std + (self.log_std.clamp(low, high) - self.log_std).detach()
 
     def to_env(self, action: Tensor) -> Tensor:
-        """Raw actions in the env's own units and within its bounds."""
+        """Raw actions in the env's units and within its bounds."""
         if self.action.kind != "box":
             return action
         if self.kind == "beta":
@@ -107,23 +91,17 @@ class ActionHead(nn.Module):
 
 
 class ActorCritic(Policy):
-    """Actor and critic over dictionary observations.
+    """Actor and critic for dictionary observations.
 
-    If recurrent, `hidden_sizes` are the action and value MLPs after the recurrent layers. A state `[B, S]` holds
-    that of all recurrent layers: the actor's, then the critic's where that has a trunk of its own.
+    If recurrent, the MLPs of `hidden_sizes` follow the recurrent layers. The state `[B, S]` is that of all recurrent
+    layers: the actor's, then the critic's if it has its own trunk.
     """
 
     def __init__(self, spec: Spec, options: PolicyOptions, normalize: NormalizeOptions):
-        super().__init__()
-        self.spec = spec
-        self.register_buffer("return_scale", torch.ones(()))
-        encoders = encoder_options(options.encoders, spec.obs)
-        seen = {key: o for key, o in spec.obs.items() if encoders[key].use != "none"}
+        super().__init__(spec, options, normalize)
+        encoders, seen, images = self.encoder_options, self.obs_specs, self.image_keys
         acted_on = {key: o for key, o in seen.items() if encoders[key].use == "all"}
-        self.keys, self.actor_keys = list(seen), list(acted_on)
-        images = self.image_keys = frozenset(key for key, o in seen.items() if is_image(o.shape))
-        normalized = {key: o.shape for key, o in seen.items() if key not in images and normalize.normalize_obs}
-        self.normalizer = ObsNormalizer(normalized, clip=normalize.clip_obs)
+        self.actor_keys = list(acted_on)
         recurrent = options.rnn != "none"
         joined = recurrent or any(key in images for key in acted_on)
         shared = options.share_trunk == "on" or (options.share_trunk == "auto" and joined)
@@ -131,7 +109,7 @@ class ActorCritic(Policy):
         self.critic_trunk = self.actor_trunk if shared else Trunk(seen, encoders, options)
         self.actor_state_size = self.actor_trunk.state_size
         self.state_size = self.actor_state_size if shared else self.actor_state_size + self.critic_trunk.state_size
-        # What a shared trunk does not see reaches the critic beside it.
+        # With a shared trunk, keys for the critic only bypass the trunk.
         beside = {key: o for key, o in seen.items() if shared and key not in acted_on}
         self.beside = Encoders(beside, encoders, options) if beside else None
         widths = options.hidden_sizes if recurrent else []
@@ -147,7 +125,7 @@ class ActorCritic(Policy):
 
     @property
     def shared(self) -> bool:
-        """Whether actor and critic have one trunk."""
+        """Whether actor and critic share a trunk."""
         return self.critic_trunk is self.actor_trunk
 
     def forward(
@@ -160,14 +138,14 @@ class ActorCritic(Policy):
         return self.action_head(self.action_mlp(features)), self._value(critic_features, obs)
 
     def value(self, obs: Obs, state: Tensor | None = None, start: Tensor | None = None) -> Tensor:
-        """V `[B]` of normalised observations, without the actor."""
+        """Value `[B]` of normalised observations, without the actor."""
         return self._value(self.critic_trunk(obs, self._split(state)[1], start), obs)
 
     @torch.no_grad()
     def act(
         self, obs: Obs, noise: Tensor | None = None, state: Tensor | None = None, *, with_value: bool = False
     ) -> Acted:
-        """Actions for raw observations; one pass through a shared trunk also gives the value."""
+        """Actions for unnormalised observations; a shared trunk also yields the value in the same pass."""
         obs = self.normalizer(obs)
         actor_state, critic_state = self._split(state)
         features, after = self.actor_trunk.step(obs, actor_state)
@@ -185,11 +163,11 @@ class ActorCritic(Policy):
         return Acted(action, env_action, after, distribution.log_prob(action), self._value(critic_features, obs))
 
     def to_env(self, action: Tensor) -> Tensor:
-        """Raw actions in the env's own units and within its bounds."""
+        """Raw actions in the env's units and within its bounds."""
         return self.action_head.to_env(action)
 
     def _split(self, state: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """The actor's and the critic's part of a state, which are one where the trunk is."""
+        """The actor's and the critic's part of a state; the same if they share a trunk."""
         if state is None or self.shared:
             return state, state
         return state[..., : self.actor_state_size], state[..., self.actor_state_size :]

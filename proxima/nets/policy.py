@@ -1,58 +1,63 @@
-"""The contract of a policy: all that collection, learners, evaluation and export ask of one."""
+"""Base class of policies: everything that collection, learners, evaluation and export need of one."""
 
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from proxima.algo.distributions import Distribution
 from proxima.algo.normalize import ObsNormalizer
+from proxima.algorithms import ALGORITHMS, find_attribute
+from proxima.compiling import float32_by_default
+from proxima.config import Config
+from proxima.config.sections import NormalizeOptions, PolicyOptions
+from proxima.nets.encoders import is_image
 from proxima.nets.spec import Spec
-
-Obs = dict[str, Tensor]
+from proxima.nets.trunk import Obs, encoder_options
 
 
 class Acted(NamedTuple):
-    """What one forward pass of acting gives."""
+    """The outputs of `Policy.act`."""
 
-    action: Tensor
-    """`[B, A]` (or `[B]` for one discrete choice), raw: what log-probabilities are of."""
-    env_action: Tensor
-    """The same in the env's own units and within its bounds."""
-    state: Tensor | None
-    """`[B, S]`, the recurrent state after; None without recurrence."""
-    log_prob: Tensor | None = None
-    """`[B]`, where it was asked for."""
-    value: Tensor | None = None
-    """`[B]`, where it was asked for."""
+    action: Tensor  # [B, A] or [B], the raw action, which log-probabilities refer to
+    env_action: Tensor  # the same in the env's units and within its bounds
+    state: Tensor | None  # [B, S], the next recurrent state; None without recurrence
+    log_prob: Tensor | None = None  # [B], on request
+    value: Tensor | None = None  # [B], on request
 
 
 class Policy(nn.Module, ABC):
     """Maps dictionary observations to actions and values, with its own normaliser.
 
-    It keeps nothing between calls: a recurrent state is passed in and out. Its parameters and buffers are all that a
-    checkpoint holds of it; `spec` and the options build it again.
+    It is stateless: a recurrent state is passed in and out. A checkpoint holds its parameters and buffers; `spec` and
+    the options build it again.
     """
 
-    spec: Spec
-    """Observations and actions of the env."""
-    keys: list[str]
-    """Observation keys that it sees."""
     actor_keys: list[str]
-    """Those that `act` needs; the others are for the critic alone."""
-    image_keys: frozenset[str]
-    """Those of `keys` that are images."""
-    normalizer: ObsNormalizer
+    """Observation keys that `act` needs; the other `keys` are for the critic."""
     return_scale: Tensor
-    """[], rewards were divided by it: times this, a value is in units of the env's own reward."""
+    """[], the divisor of rewards: a value times this is in the env's units."""
     noise_size: int
-    """Standard normal numbers that one sampled action takes."""
+    """Standard normal numbers per sampled action."""
     state_size: int
-    """`S`, numbers of the recurrent state; 0 without recurrence."""
+    """`S`, the size of the recurrent state; 0 without recurrence."""
     actor_state_size: int
-    """The first of them, which are all that `act` needs."""
+    """How many of its first columns `act` needs."""
     values_are_cheap: bool
-    """Whether acting can give values at hardly more cost, because actor and critic share what is expensive."""
+    """Whether `act` can return values at little extra cost, because actor and critic share the convolutions."""
+
+    def __init__(self, spec: Spec, options: PolicyOptions, normalize: NormalizeOptions):
+        """Build the normaliser of all keys that are used, images excepted."""
+        super().__init__()
+        self.spec = spec
+        self.register_buffer("return_scale", torch.ones(()))
+        self.encoder_options = encoder_options(options.encoders, spec.obs)
+        self.obs_specs = {key: o for key, o in spec.obs.items() if self.encoder_options[key].use != "none"}
+        self.keys = list(self.obs_specs)
+        self.image_keys = frozenset(key for key, o in self.obs_specs.items() if is_image(o.shape))
+        shapes = {key: o.shape for key, o in self.obs_specs.items() if key not in self.image_keys}
+        self.normalizer = ObsNormalizer(shapes if normalize.normalize_obs else {}, clip=normalize.clip_obs)
 
     @abstractmethod
     def forward(
@@ -60,8 +65,8 @@ class Policy(nn.Module, ABC):
     ) -> tuple[Distribution, Tensor]:
         """Distribution of the raw action and value `[B]` of normalised observations.
 
-        With `start` they are sequences: observations `[L * B, ...]`, time by time, the state `[B, S]` before the first
-        step, and `start` `[L * B]` bool, where an episode begins and the state is zeroed.
+        With `start`, the inputs are sequences: observations `[L * B, ...]`, time-major, the state `[B, S]` before the
+        first step, and `start` `[L * B]` bool, where an episode begins and the state is set to zero.
         """
 
     @abstractmethod
@@ -72,17 +77,24 @@ class Policy(nn.Module, ABC):
     def act(
         self, obs: Obs, noise: Tensor | None = None, state: Tensor | None = None, *, with_value: bool = False
     ) -> Acted:
-        """Choose actions for raw observations `[B, ...]` and the state `[B, S]` before them, without gradients.
+        """Choose actions for unnormalised observations `[B, ...]` and the state `[B, S]`, without gradients.
 
-        Sampled with standard normal `noise` `[B, noise_size]`, or the most likely ones without it. The first
-        `actor_state_size` columns of the state are enough, unless values are asked for; no state at all is that of an
-        episode's beginning.
+        Sampled with standard normal `noise` `[B, noise_size]`, else the most likely actions. Without values, the first
+        `actor_state_size` columns of the state are enough; None is the state at the start of an episode.
         """
 
     @abstractmethod
     def to_env(self, action: Tensor) -> Tensor:
-        """Raw actions in the env's own units and within its bounds."""
+        """Raw actions in the env's units and within its bounds."""
 
     def first_state(self, num_envs: int) -> Tensor | None:
         """The state `[N, S]` before an episode's first observation; None without recurrence."""
         return self.return_scale.new_zeros(num_envs, self.state_size) if self.state_size else None
+
+
+def make_policy(spec: Spec, config: Config) -> Policy:
+    """The policy of the configured algorithm, with random weights in float32."""
+    kind = find_attribute(ALGORITHMS[config.algorithm.algorithm].policy)
+    with float32_by_default():
+        policy: Policy = kind(spec, config.policy, config.normalize)
+    return policy

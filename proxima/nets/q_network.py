@@ -1,23 +1,19 @@
-"""The policy of DQN: observations in, the value of every action out. It acts on the highest, or now and then at random.
-
-To whatever acts, evaluates or exports it is a policy like `ActorCritic`, with the highest Q as its value.
-"""
+"""DQN's policy: the Q-network, acting epsilon-greedily. Its value is the highest Q."""
 
 import torch
 from torch import Tensor, nn
 
 from proxima.algo.distributions import EpsilonGreedy
-from proxima.algo.normalize import ObsNormalizer
 from proxima.config.sections import NormalizeOptions, PolicyOptions
 from proxima.errors import UsageError
-from proxima.nets.encoders import MLP, init_layer, is_image
-from proxima.nets.policy import Acted, Obs, Policy
+from proxima.nets.encoders import init_layer
+from proxima.nets.policy import Acted, Policy
 from proxima.nets.spec import Spec
-from proxima.nets.trunk import Trunk, encoder_options
+from proxima.nets.trunk import Obs, Trunk
 
 
 class QHead(nn.Module):
-    """Features to the values of the actions, as the distribution of the policy that follows them."""
+    """Maps features to Q-values, as an epsilon-greedy distribution."""
 
     epsilon: Tensor
 
@@ -25,22 +21,22 @@ class QHead(nn.Module):
         super().__init__()
         self.register_buffer("epsilon", torch.ones(()))
         self.linear = nn.Linear(features, choices)
-        init_layer(self.linear, gain=0.01, orthogonal=orthogonal)  # nothing is expected of any action yet
+        init_layer(self.linear, gain=0.01, orthogonal=orthogonal)  # Q is near 0 at first
 
     def forward(self, features: Tensor) -> EpsilonGreedy:
-        """Its `q` is `[B, A]`."""
+        """The distribution; its `q` is `[B, A]`."""
         return EpsilonGreedy(self.linear(features).float(), self.epsilon)
 
 
 class QNetwork(Policy):
-    """Q over dictionary observations, for one discrete action; not recurrent."""
+    """Q-values for dictionary observations and one discrete action; not recurrent."""
 
     noise_size = 2
     state_size = actor_state_size = 0
     values_are_cheap = True
 
     def __init__(self, spec: Spec, options: PolicyOptions, normalize: NormalizeOptions):
-        super().__init__()
+        super().__init__(spec, options, normalize)
         action = spec.action
         if action.kind != "discrete":
             raise UsageError(
@@ -51,33 +47,24 @@ class QNetwork(Policy):
             raise UsageError(
                 "DQN has no recurrent policy and no distribution: leave rnn at none, distribution at auto."
             )
-        self.spec = spec
-        self.register_buffer("return_scale", torch.ones(()))
-        encoders = encoder_options(options.encoders, spec.obs)
-        for key, encoder in encoders.items():
+        for key, encoder in self.encoder_options.items():
             if encoder.use == "critic":
                 raise UsageError(f"encoders give {key!r} to the critic alone, but DQN has none: use all or none.")
-        seen = {key: o for key, o in spec.obs.items() if encoders[key].use == "all"}
-        self.keys = self.actor_keys = list(seen)
-        self.image_keys = frozenset(key for key, o in seen.items() if is_image(o.shape))
-        numbers = {key: o.shape for key, o in seen.items() if key not in self.image_keys}
-        normalized = numbers if normalize.normalize_obs else {}
-        self.normalizer = ObsNormalizer(normalized, clip=normalize.clip_obs)
-        self.actor_trunk = Trunk(seen, encoders, options)
+        self.actor_keys = self.keys
+        self.actor_trunk = Trunk(self.obs_specs, self.encoder_options, options)
         features, orthogonal = self.actor_trunk.out_features, options.orthogonal_init
-        self.action_mlp = MLP(features, [], activation=options.activation, orthogonal=orthogonal)
         self.action_head = QHead(features, action.sizes[0], orthogonal=orthogonal)
 
     @property
     def epsilon(self) -> Tensor:
-        """[], how often it acts at random where it is given noise; to be changed in place."""
+        """[], probability of a random action if noise is given; to be changed in place."""
         return self.action_head.epsilon
 
     def forward(
         self, obs: Obs, state: Tensor | None = None, start: Tensor | None = None
     ) -> tuple[EpsilonGreedy, Tensor]:
-        """Distribution, which holds Q `[B, A]`, and the highest Q `[B]` of normalised observations."""
-        distribution = self.action_head(self.action_mlp(self.actor_trunk(obs)))
+        """The distribution, with Q `[B, A]`, and the highest Q `[B]` of normalised observations."""
+        distribution = self.action_head(self.actor_trunk(obs))
         return distribution, distribution.q.amax(-1)
 
     def value(self, obs: Obs, state: Tensor | None = None, start: Tensor | None = None) -> Tensor:
@@ -88,7 +75,7 @@ class QNetwork(Policy):
     def act(
         self, obs: Obs, noise: Tensor | None = None, state: Tensor | None = None, *, with_value: bool = False
     ) -> Acted:
-        """Actions `[B]` for raw observations: epsilon-greedy with `noise` `[B, 2]`, greedy without it."""
+        """Actions `[B]` for unnormalised observations: epsilon-greedy with `noise` `[B, 2]`, else greedy."""
         distribution, value = self(self.normalizer(obs))
         action = distribution.mode() if noise is None else distribution.sample(noise)
         if not with_value:
@@ -96,5 +83,5 @@ class QNetwork(Policy):
         return Acted(action, action, None, distribution.log_prob(action), value)
 
     def to_env(self, action: Tensor) -> Tensor:
-        """A choice as it is; where the env counts from another number than 0, `ActionSpec.to_env` knows."""
+        """The action unchanged; `ActionSpec.to_env` adds the start of the env's Discrete space."""
         return action

@@ -1,7 +1,7 @@
-"""Recurrent layers between encoders and heads: GRU and LSTM whose state is passed in and out, never kept here.
+"""Recurrent layers between encoders and heads: GRU and LSTM, whose state is passed in and out.
 
-A state is one row `[S]` an env with all layers in it, so that whoever stores, gathers or zeroes states need not know
-what is inside. A row of zeros is the state before an episode's first observation.
+The state of an env is one row `[S]` for all layers and parts, so that it can be stored, gathered and reset as one
+tensor. Zeros are the state at the start of an episode.
 """
 
 import warnings
@@ -13,18 +13,18 @@ from torch import Tensor, nn
 
 from proxima.nets.encoders import Tanh
 
-# The weights are views of one vector of all parameters; cuDNN copies them into a piece of its own, which is cheap.
+# The weights are views of one vector of all parameters; cuDNN copies them, which is cheap.
 warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
 
 _GATES = {"gru": 3, "lstm": 4}
 Parts = tuple[Tensor, ...]
-"""What a layer carries from step to step: the hidden state, and for an LSTM the cell as well; each `[B, H]`."""
+"""The state of a layer: hidden state, and cell of an LSTM; `[B, H]` each."""
 
 
 class RNN(nn.Module):
     """Layers of a GRU (Cho et al. 2014) or an LSTM (Hochreiter and Schmidhuber 1997), with PyTorch's equations.
 
-    There are two ways through it, with one meaning: `step` for acting, `sequence` for learning.
+    `step` is for acting, `sequence` for learning; both compute the same.
     """
 
     def __init__(self, inputs: int, *, kind: str, size: int, layers: int, orthogonal: bool):
@@ -55,12 +55,12 @@ class RNN(nn.Module):
                 nn.init.orthogonal_(gate)
         for weight in weights[2:]:
             nn.init.zeros_(weight)
-        # The second gate of both kinds is the one that keeps: open at first, so that gradients reach far back
-        # (Jozefowicz et al. 2015).
+        # The second gate of both kinds is the one that keeps the state: biased to be open, so that gradients reach
+        # far back (Jozefowicz et al. 2015).
         bias[self.size : 2 * self.size] = 1.0
 
     def _weights(self, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Into the gates from the input and from the hidden state, and the two biases: `_ih`, `_hh`, each."""
+        """Weights from input and hidden state to the gates, and their biases."""
         into, across, bias, hidden_bias = (
             getattr(self, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         )
@@ -76,23 +76,20 @@ class RNN(nn.Module):
         return x, torch.cat([layer[part] for part in range(self.parts) for layer in after], -1)
 
     def sequence(self, x: Tensor, state: Tensor, start: Tensor) -> Tensor:
-        """`B` sequences of `L` steps: `[L * B, F]` to features `[L * B, H]`, as `step` would give one after another.
+        """`B` sequences of `L` steps, time-major: `[L * B, F]` to features `[L * B, H]`.
 
-        Args:
-            x: `[L * B, F]`, time by time.
-            state: `[B, S]`, before the first step.
-            start: `[L * B]` bool, where an episode begins: the state before that step is zero.
+        `state` `[B, S]` is before the first step; where `start` `[L * B]` is True, an episode begins and it is zero.
         """
-        # In full precision: what is carried over many steps adds up its rounding.
+        # In full precision, because rounding errors add up over many steps.
         with torch.autocast(x.device.type, enabled=False):
             x, start = (rows.unflatten(0, (-1, len(state))) for rows in (x.float(), start))
-            # Compiled, the loop is unrolled into native code of constant shapes. Elsewhere the library's own fused
-            # pass is faster, and as it knows no resets, it is given every episode as a sequence of its own.
-            way = self._unrolled if torch.compiler.is_compiling() else self._by_episodes
-            return way(x, state, start).flatten(0, 1)
+            # Compiled, the loop is unrolled. Eagerly, PyTorch's fused kernel is faster; as it cannot reset the state,
+            # every episode is a sequence of its own.
+            run = self._unrolled if torch.compiler.is_compiling() else self._by_episodes
+            return run(x, state, start).flatten(0, 1)
 
     def _unrolled(self, x: Tensor, state: Tensor, start: Tensor) -> Tensor:
-        """`[L, B, F]` to `[L, B, H]`; what the inputs add to the gates is one product for all steps."""
+        """`[L, B, F]` to `[L, B, H]`; the products of the inputs are one for all steps."""
         keeps = (~start)[..., None].to(x.dtype).unbind()
         for layer, parts in enumerate(self._unpack(state)):
             into, across, bias, hidden_bias = self._weights(layer)
@@ -104,19 +101,19 @@ class RNN(nn.Module):
         return x
 
     def _by_episodes(self, x: Tensor, state: Tensor, start: Tensor) -> Tensor:
-        """The same by one call of the native GRU or LSTM.
+        """The same as `_unrolled`, in one call of PyTorch's GRU or LSTM.
 
-        The sequences are cut where episodes begin. The pieces stand side by side, as long as the longest of them;
-        what is computed beyond the end of a shorter one is not read.
+        The sequences are divided where episodes begin, and the pieces padded to the longest; the outputs of the
+        padding are not used.
         """
         length, batch, _ = x.shape
         state = state.masked_fill(start[0][:, None], 0.0)
         if not bool(start[1:].any()):
             return self._native(x, state)
         begins = torch.cat((torch.ones_like(start[:1]), start[1:]))  # [L, B]
-        env, begin = begins.t().nonzero(as_tuple=True)  # [M], piece by piece, env by env
-        piece = begins.t().flatten().cumsum(0).view(batch, length).t() - 1  # [L, B], the piece that a step is in
-        place = torch.arange(length, device=x.device)[:, None] - begin[piece]  # [L, B], and where in it
+        env, begin = begins.t().nonzero(as_tuple=True)  # [M], of each piece
+        piece = begins.t().flatten().cumsum(0).view(batch, length).t() - 1  # [L, B], the piece of each step
+        place = torch.arange(length, device=x.device)[:, None] - begin[piece]  # [L, B], its position in the piece
         longest = int(place.max()) + 1
         time = (begin + torch.arange(longest, device=x.device)[:, None]).clamp(max=length - 1)  # [longest, M]
         pieces = x.flatten(0, 1).index_select(0, (time * batch + env).flatten()).view(longest, len(env), -1)
@@ -128,20 +125,20 @@ class RNN(nn.Module):
         layers = self._unpack(state)
         before = [torch.stack([layer[part] for layer in layers]) for part in range(self.parts)]  # [layers, B, H]
         weights = [weight for layer in range(self.layers) for weight in self._weights(layer)]
-        # The switches: biases, layers, dropout, whether gradients may be wanted, both directions, batch first.
+        # has_biases, num_layers, dropout, train, bidirectional, batch_first
         common = (weights, True, self.layers, 0.0, torch.is_grad_enabled(), False, False)
-        with _as_precise_as_products():
+        with _tf32_as_in_products():
             if self.kind == "lstm":
                 return torch.lstm(x, before, *common)[0]
             return torch.gru(x, before[0], *common)[0]
 
     def _unpack(self, state: Tensor) -> list[Parts]:
-        """The parts of every layer out of states `[B, S]`."""
+        """The parts of every layer of states `[B, S]`."""
         parts = state.split(self.size, -1)
         return [parts[layer :: self.layers] for layer in range(self.layers)]
 
     def _cell(self, gates: Tensor, before: Parts, across: Tensor, bias: Tensor) -> Parts:
-        """One step of one layer; `gates` `[B, 3 H or 4 H]` is the input's share of them."""
+        """One step of one layer; `gates` `[B, 3 H or 4 H]` is the contribution of the input."""
         hidden = F.linear(before[0], across, bias)
         if self.kind == "lstm":
             take, keep, new, give = (gates + hidden).chunk(4, -1)
@@ -154,8 +151,8 @@ class RNN(nn.Module):
         return (candidate + keep * (before[0] - candidate),)
 
 
-def _as_precise_as_products() -> AbstractContextManager[None]:
-    """cuDNN rounds to TF32 unless it is told not to, where matrix products do not: the first ratio would not be 1."""
+def _tf32_as_in_products() -> AbstractContextManager[None]:
+    """Let cuDNN use TF32 only where matrix products do: by default it always does, and the first ratio is not 1."""
     cudnn = torch.backends.cudnn
     return cudnn.flags(
         enabled=cudnn.enabled,

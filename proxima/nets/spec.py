@@ -1,4 +1,4 @@
-"""What a policy sees and does, as plain data: enough to build it again without the environment."""
+"""Observation and action spaces as plain data: enough to build a policy again without the env."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -18,17 +18,17 @@ class ActionSpec:
     kind: str
     """box, discrete, multi_discrete or multi_binary."""
     sizes: tuple[int, ...]
-    """(A,) numbers or coins; or the number of choices a column."""
+    """(A,) numbers or binary choices; or the number of choices per column."""
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
     shape: tuple[int, ...] = ()
-    """Of one action as the env takes it; the policy's own are flat."""
+    """Of an action of the env; those of the policy are flat."""
     start: tuple[int, ...] = ()
-    """First choice a column, where it is not 0."""
+    """First choice per column; () if all are 0."""
     dtype: str = "float32"
 
     def check(self) -> None:
-        """Raise a ValueError where this is not the spec of an action space."""
+        """Raise a ValueError if this is not the spec of an action space."""
         _require(self.kind in ("box", "discrete", "multi_discrete", "multi_binary"), f"the action is {self.kind!r:.80}")
         _require_whole(self.shape, "the action's shape")
         _require_whole(self.sizes, "the action's sizes", least=1)
@@ -46,7 +46,7 @@ class ActionSpec:
             _require(numbers and len(bound) == (count if box else 0), "the action's bounds do not fit it")
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
-        """Actions `[B, A]` or `[B]`, already scaled and clipped, as the env's own space has them: `[B, *shape]`."""
+        """Convert actions `[B, A]` or `[B]`, already scaled and clipped, to the env's space: `[B, *shape]`."""
         if self.start:
             action = action + np.array(self.start).reshape(action.shape[1:])
         action = action.reshape(len(action), *self.shape)
@@ -54,27 +54,26 @@ class ActionSpec:
         if self.kind == "box" and dtype != np.float32:  # the policy's bounds were rounded to float32
             low, high = (np.array(bound).reshape(self.shape) for bound in (self.low, self.high))
             action = np.clip(action.astype(np.float64), low, high)
-        action = (np.rint(action) if dtype.kind in "iu" else action).astype(dtype)
-        return action
+        return (np.rint(action) if dtype.kind in "iu" else action).astype(dtype)
 
 
 @dataclass(frozen=True)
 class ObsSpec:
-    """One key of the observation."""
+    """One observation key."""
 
     shape: tuple[int, ...]
     dtype: str
     own_shape: tuple[int, ...] | None = None
-    """Of what the env itself gives, where that is another: a number of a Discrete space, say, which becomes one-hot."""
+    """Shape in the env's own space, if different: e.g. () of a Discrete space, which becomes one-hot."""
     choices: tuple[int, ...] = ()
-    """How many choices each number of the env's own observation has, where it counts choices."""
+    """Number of choices per column of a Discrete or MultiDiscrete space."""
     start: tuple[int, ...] = ()
-    """The first choice of each."""
+    """First choice per column."""
     frames: int = 1
-    """How many images it stacks, each of which was the last of an earlier observation (`envs/spaces.py`)."""
+    """Number of stacked frames (`envs/spaces.py`)."""
 
     def check(self) -> None:
-        """Raise a ValueError where this is not the spec of an observation."""
+        """Raise a ValueError if this is not the spec of an observation."""
         _require_whole(self.shape, "an observation's shape")
         _require_whole(self.choices, "an observation's choices", least=1)
         _require_whole(self.start, "an observation's start", least=-(2**63))
@@ -89,9 +88,9 @@ class ObsSpec:
         )
 
     def read(self, key: str, value: ArrayLike) -> tuple[np.ndarray, bool]:
-        """One observation or a batch, as the env or a vector env gives it: `[B, *shape]`, and whether it was a batch.
+        """Convert one observation or a batch, in the env's or the policy's form, to `[B, *shape]`.
 
-        Where a shape fits both forms, integers count choices and floats are one-hot.
+        Also returns whether it was a batch. If both forms have the same shape, integers are choices, floats one-hot.
         """
         array = np.asarray(value)
         axes = array.ndim - len(self.shape)
@@ -124,28 +123,25 @@ class ObsSpec:
 
 @dataclass(frozen=True)
 class Spec:
-    """Observation keys and action."""
+    """Observation and action spaces."""
 
     obs: dict[str, ObsSpec]
     action: ActionSpec
 
     def to_dict(self) -> dict[str, Any]:
-        """Lists and numbers only, for YAML."""
-        return {
-            "obs": {key: _plain(o) for key, o in self.obs.items()},
-            "action": _plain(self.action),
-        }
+        """As dictionaries, lists and numbers, for YAML."""
+        return {"obs": {key: _plain(o) for key, o in self.obs.items()}, "action": _plain(self.action)}
 
     def check_fit(self, other: "Spec", env_id: str) -> None:
-        """Refuse an env whose observations or actions are not those that a policy of this spec was trained on."""
+        """Raise a UsageError if an env's spaces differ from those that a policy of this spec was trained on."""
         ours, theirs = self._what_matters(), other._what_matters()
         for name in dict.fromkeys([*ours, *theirs]):
-            one, two = ours.get(name, "not there"), theirs.get(name, "not there")
+            one, two = ours.get(name, "missing"), theirs.get(name, "missing")
             if one != two:
                 raise UsageError(f"env {env_id!r} does not fit the policy: its {name} is {two}, the policy's {one}.")
 
     def _what_matters(self) -> dict[str, str]:
-        """Shapes and bounds, in words; a policy takes all observations but bytes as float32."""
+        """Shapes and bounds as text; dtypes do not matter, except that images are bytes."""
         seen = {
             f"observation {key!r}": f"{o.shape}" + (" of bytes" if o.dtype == "uint8" else "")
             for key, o in self.obs.items()
@@ -156,11 +152,7 @@ class Spec:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Spec":
-        """What `to_dict` described.
-
-        Raises:
-            ValueError: it is not what a space gives.
-        """
+        """The spec that `to_dict` described; a ValueError if it is invalid."""
         obs = {key: ObsSpec(**_with_tuples(o)) for key, o in data["obs"].items()}
         action = ActionSpec(**_with_tuples(data["action"]))
         _require(bool(obs) and all(isinstance(key, str) for key in obs), "the spec's observations have no names")
@@ -198,7 +190,7 @@ def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _obs_spec(box: spaces.Space) -> ObsSpec:
-    source = getattr(box, "source", box)  # what a vector env made the Box of
+    source = getattr(box, "source", box)  # the space that a vector env converted to this Box
     shape, own = tuple(box.shape or ()), tuple(source.shape or ())
     choices: tuple[int, ...] = ()
     if isinstance(source, spaces.Discrete):

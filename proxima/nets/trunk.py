@@ -1,4 +1,4 @@
-"""What is under the heads: an encoder a key of the observation, and what joins their features."""
+"""Trunks: one encoder per observation key, then recurrent layers or an MLP on the joined features."""
 
 import math
 from collections.abc import Mapping
@@ -20,19 +20,19 @@ Obs = dict[str, Tensor]
 
 @dataclass
 class EncoderOptions:
-    """How one key of the observation is taken in."""
+    """The encoder of one observation key."""
 
     widths: list[int] = option([], at_least=1)
-    """Layers of an MLP of its own, behind the convolutions where it is an image."""
+    """Layers of its MLP, which follows the convolutions of an image."""
     use: Literal["all", "critic", "none"] = option("all")
-    """Who sees the key: all, critic (the critic alone), or none."""
+    """Who sees the key: all, critic (only the critic), or none."""
 
 
 _FIELDS: dict[str, Option] = {opt.name: opt for opt in options_of("encoders", EncoderOptions)}
 
 
 def encoder_options(encoders: Mapping[str, Any], obs: Mapping[str, ObsSpec]) -> dict[str, EncoderOptions]:
-    """The encoder of every key of the observation, from the option of that name."""
+    """The encoder of every observation key, from the option `encoders`."""
     found = {key: EncoderOptions() for key in obs}
     for key, given in encoders.items():
         where = f"encoders: {key}"
@@ -52,7 +52,7 @@ def encoder_options(encoders: Mapping[str, Any], obs: Mapping[str, ObsSpec]) -> 
 
 
 class Encoders(nn.ModuleList):
-    """All given keys to one vector: images through a CNN, the rest as they are, then each through its own MLP."""
+    """Encodes keys and joins them to one vector: a CNN for images, then the key's own MLP."""
 
     def __init__(self, obs: dict[str, ObsSpec], encoders: dict[str, EncoderOptions], options: PolicyOptions):
         super().__init__(_encoder(o, encoders[key].widths, options) for key, o in obs.items())
@@ -60,13 +60,13 @@ class Encoders(nn.ModuleList):
         self.out_features = sum(_features(o, encoders[key].widths, options) for key, o in obs.items())
 
     def forward(self, obs: Obs) -> Tensor:
-        """`[B, *shape]` a key to `[B, features]`."""
+        """`[B, *shape]` per key to `[B, features]`."""
         encoded = [encoder(obs[key]).float() for key, encoder in zip(self.keys_taken, self, strict=True)]
         return encoded[0] if len(encoded) == 1 else torch.cat(encoded, -1)
 
 
 class Trunk(nn.Module):
-    """All given keys to one feature vector: encoders, then recurrent layers or an MLP."""
+    """Encoders, then recurrent layers or an MLP."""
 
     def __init__(self, obs: dict[str, ObsSpec], encoders: dict[str, EncoderOptions], options: PolicyOptions):
         super().__init__()
@@ -77,7 +77,7 @@ class Trunk(nn.Module):
         if options.rnn != "none":
             size, layers = options.rnn_size, options.rnn_layers
             self.rnn = RNN(width, kind=options.rnn, size=size, layers=layers, orthogonal=orthogonal)
-            width, widths = size, []  # the hidden layers are then the heads' own
+            width, widths = size, []  # the hidden layers belong to the heads then
         self.mlp = MLP(width, widths, activation=options.activation, orthogonal=orthogonal)
         self.out_features = self.mlp.out_features
 
@@ -87,14 +87,14 @@ class Trunk(nn.Module):
         return self.rnn.state_size if self.rnn else 0
 
     def forward(self, obs: Obs, state: Tensor | None = None, start: Tensor | None = None) -> Tensor:
-        """`[B, *shape]` a key to `[B, features]`; with `start`, sequences `[L * B, ...]` as `RNN` has them."""
+        """`[B, *shape]` per key to `[B, features]`; with `start`, sequences `[L * B, ...]` as in `RNN.sequence`."""
         if start is None:
             return self.step(obs, state)[0]
         assert self.rnn is not None and state is not None
         return self.rnn.sequence(self.encoders(obs), state, start)
 
     def step(self, obs: Obs, state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Features `[B, features]` of one step, and the state after it; no state is that of an episode's beginning."""
+        """Features `[B, features]` of one step, and the next state; None is the state at the start of an episode."""
         x = self.encoders(obs)
         if self.rnn is None:
             return self.mlp(x), None

@@ -1,1 +1,1 @@
-"""Finished runs, compared by what they wrote down: never a model."""
+"""Comparison of finished runs by their metrics; loads no policy."""

@@ -1,7 +1,8 @@
-"""`proxima compare`: one HTML page, its figures, and markdown for a README."""
+"""`proxima compare`: an HTML page, its figures, and markdown."""
 
 import html
 import logging
+import math
 import re
 from collections.abc import Sequence
 from itertools import combinations
@@ -10,17 +11,17 @@ from pathlib import Path
 from proxima.errors import UsageError
 from proxima.evaluate import page
 from proxima.evaluate.statistics import FEWEST, Summary
-from proxima.report.comparison import Comparison, Improvement, Result, comparable, compare
+from proxima.report.comparison import Comparison, Result, comparable, compare, improvement
 from proxima.report.runs import Group, differing, load_groups, used_options
 from proxima.runs.layout import VIDEOS
 from proxima.text import number
 
 log = logging.getLogger("proxima")
 
-LARGEST_VIDEO = 8_000_000  # bytes, that go into the page
+LARGEST_VIDEO = 8_000_000  # bytes to embed
 HEAD = (
     *("", "seeds", "final training return (IQM)", "spread over seeds", "final evaluated return"),
-    *("mean over steps", "steps to threshold", "time", "steps/s"),
+    *("mean over steps", "steps to threshold", "time to threshold", "steps/s"),
 )
 _NAMED_PATHS = 3
 
@@ -29,7 +30,7 @@ def write_comparison(
     paths: Sequence[str], *, out: str | Path, threshold: float | None = None
 ) -> tuple[Path, str, Comparison]:
     """Compare runs into a folder; returns the page, the markdown and the comparison."""
-    from proxima.report import figures  # a second to import
+    from proxima.report import figures  # slow to import
 
     comparison = compare(load_groups(paths), threshold=threshold)
     for notice in _damage(comparison):
@@ -38,7 +39,7 @@ def write_comparison(
     try:
         target.mkdir(parents=True, exist_ok=True)
         drawn = figures.draw(comparison, target)
-        # Paths of folders may have bytes that are no text.
+        # Paths may have bytes that are not UTF-8.
         text = _markdown(comparison, drawn).encode("utf-8", "replace").decode()
         (target / "index.html").write_text(_html(comparison, drawn), encoding="utf-8", errors="replace")
         (target / "comparison.md").write_text(text, encoding="utf-8")
@@ -53,34 +54,28 @@ def rows(comparison: Comparison) -> list[tuple[str, ...]]:
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """Which group of each two is better, and how sure that is; nothing of the kind between different envs."""
+    """For each pair of groups of one env, which is better and how certain that is."""
     lines = []
     if len(comparison.envs) > 1:
         whose = ", ".join(f"{group.label} is {' and '.join(group.envs) or 'unknown'}" for group in comparison.groups)
-        lines.append(f"Different envs, whose returns do not compare: {whose}.")
-    groups = zip(comparison.groups, comparison.results, strict=True)
-    for (one, first), (other, second) in combinations(groups, 2):
-        if not comparable(one, other):
-            continue
-        lines.append(_verdict("training", (first, first.final), (second, second.final), comparison.improvement))
-        if first.evaluated is not None and second.evaluated is not None:
-            measured = (first, first.evaluated), (second, second.evaluated)
-            lines.append(_verdict("evaluated", *measured, comparison.evaluated_improvement))
+        lines.append(f"Different envs, whose returns cannot be compared: {whose}.")
+    for one, other in combinations(comparison.results, 2):
+        if comparable(one.group, other.group):
+            lines += [_verdict(one, other, kind) for kind in one.finals]
     return lines
 
 
-def _verdict(kind: str, one: tuple[Result, Summary], other: tuple[Result, Summary], improvement: Improvement) -> str:
-    (first, best), (second, least) = (one, other) if one[1].iqm >= other[1].iqm else (other, one)
-    fewest = min(first.seeds, second.seeds)
-    start = f"{first.label} against {second.label}, final {kind} return: {number(best.iqm)} against {number(least.iqm)}"
-    if (first.label, second.label) not in improvement:
-        return f"{start}. {_seeds(fewest)}: too few for a probability."
-    chance, low, high = improvement[first.label, second.label]
+def _verdict(one: Result, other: Result, kind: str) -> str:
+    first, second = (one, other) if one.final[kind].iqm >= other.final[kind].iqm else (other, one)
+    (better, seeds), (worse, others) = ((found.group.label, found.group.seeds) for found in (first, second))
+    start = f"{better} against {worse}, final {kind} return: "
+    start += f"{number(first.final[kind].iqm)} against {number(second.final[kind].iqm)}"
+    found = improvement(first, second, kind)
+    if found is None:
+        return f"{start}. {_seeds(min(seeds, others))}: too few for a probability."
+    chance, low, high = found
     if chance == 1:
-        return (
-            f"{start}; every run of {first.label} ({_seeds(first.seeds)}) ends above every run of {second.label} "
-            f"({_seeds(second.seeds)})."
-        )
+        return f"{start}; every run of {better} ({_seeds(seeds)}) ends above every run of {worse} ({_seeds(others)})."
     undecided = ": these seeds do not decide it" if low <= 0.5 else ""
     return f"{start}; higher with probability {chance:.2f} (95 % interval {low:.2f} to {high:.2f}){undecided}."
 
@@ -90,24 +85,25 @@ def _seeds(count: int) -> str:
 
 
 def _row(result: Result, threshold: float | None) -> tuple[str, ...]:
-    steps, seconds = result.steps_to_threshold, result.seconds_to_threshold
-    missed = "-" if threshold is None else f"{result.reached} of {len(result.finals)} reached it"
-    evaluated = result.evaluated
+    steps, seconds, rate = result.steps_to_threshold, result.seconds_to_threshold, result.steps_per_second
+    seeds, runs = result.group.seeds, len(result.group.runs)
+    training, evaluated = result.final["training"], result.final.get("evaluated")
+    missed = "-" if threshold is None else f"{result.reached} of {runs} reached it"
     return (
-        result.label,
-        str(result.seeds) if result.seeds == len(result.finals) else f"{result.seeds} ({len(result.finals)} runs)",
-        number(result.final.iqm),
-        _spread(result.final, result.seeds),
-        "-" if evaluated is None else f"{number(evaluated.iqm)} ({_spread(evaluated, result.seeds)})",
+        result.group.label,
+        str(seeds) if seeds == runs else f"{seeds} ({runs} runs)",
+        number(training.iqm),
+        _spread(training, seeds),
+        "-" if evaluated is None else f"{number(evaluated.iqm)} ({_spread(evaluated, seeds)})",
         number(result.area),
         missed if steps is None else f"{steps:,.0f}",
         "-" if seconds is None else f"{number(seconds)} s",
-        number(round(result.steps_per_second)) if result.steps_per_second >= 10 else number(result.steps_per_second),
+        number(round(rate) if rate >= 10 else rate),
     )
 
 
 def _spread(summary: Summary, seeds: int) -> str:
-    """A bootstrap interval where there are enough seeds for one; else what the runs themselves span."""
+    """A bootstrap interval if there are enough seeds; else min to max."""
     if summary.count == 1:
         return "one seed"
     if seeds < FEWEST:
@@ -128,38 +124,31 @@ def _notes(comparison: Comparison) -> list[str]:
         "Mean over steps: mean training return up to the last step that all runs have."
         + ("" if comparison.threshold is None else f" Threshold: {number(comparison.threshold)}."),
     ]
-    if all(result.evaluated is not None for result in comparison.results):
+    if "evaluated" in comparison.results[0].finals:
         notes.append("Final evaluated return: each run's last evaluation (--eval-every), IQM over runs.")
     return notes + _damage(comparison)
 
 
 def _damage(comparison: Comparison) -> list[str]:
-    """One notice of the rows that could not be read, if there are any."""
+    """One line about rows that could not be read, if there are any."""
     damaged = [run for group in comparison.groups for run in group.runs if run.damaged]
-    count = sum(run.damaged for run in damaged)
-    if not count:
-        return []
     where = [f"{run.damaged:,} in {run.path}" for run in damaged[:_NAMED_PATHS]]
     where += [f"others in {len(damaged) - _NAMED_PATHS} more runs"] * (len(damaged) > _NAMED_PATHS)
-    rows, were = ("row", "was") if count == 1 else ("rows", "were")
-    return [f"{count:,} damaged {rows} of metrics {were} left out: {', '.join(where)}."]
+    count = sum(run.damaged for run in damaged)
+    return [f"Damaged rows of metrics that were left out: {count:,} ({', '.join(where)})."] if count else []
 
 
 def _html(comparison: Comparison, drawn: list[Path]) -> str:
     labels = [group.label for group in comparison.groups]
     parts = ["<h1>Comparison</h1>", page.table(HEAD, rows(comparison)), page.paragraph(sentences(comparison))]
     parts += [page.paragraph(_notes(comparison)), *map(page.picture, drawn)]
-    for kind, improvement in (
-        ("training", comparison.improvement),
-        ("evaluated", comparison.evaluated_improvement),
-    ):
-        if improvement:
-            chances = [
-                (one, *(f"{improvement[one, other][0]:.2f}" if (one, other) in improvement else "" for other in labels))
-                for one in labels
-            ]
+    results = comparison.results
+    for kind in results[0].finals:
+        found = [[None if one is other else improvement(one, other, kind) for other in results] for one in results]
+        if any(chance is not None for line in found for chance in line):
+            cells = [[f"{chance[0]:.2f}" if chance else "" for chance in line] for line in found]
             parts += [f"<h2>Final {kind} return: probability that a run of the row is above one of the column</h2>"]
-            parts += [page.table(("", *labels), chances)]
+            parts += [page.table(("", *labels), [(label, *line) for label, line in zip(labels, cells, strict=True)])]
     if len(labels) > 1:
         parts += ["<h2>Options that differ</h2>", page.table(("", *labels), _options(comparison.groups))]
     head = ("group", "env", "seed", "final training return", "final evaluated return", "folder")
@@ -171,15 +160,17 @@ def _html(comparison: Comparison, drawn: list[Path]) -> str:
 
 def _runs(comparison: Comparison) -> list[tuple[str, ...]]:
     lines: list[tuple[str, ...]] = []
-    for group, result in zip(comparison.groups, comparison.results, strict=True):
-        evaluated = [number(value) for value in result.evaluated_finals] or ["-"] * len(group.runs)
-        for run, final, shown in zip(group.runs, result.finals, evaluated, strict=True):
-            lines.append((group.label, run.env or "-", str(run.seed), number(final), shown, str(run.path)))
+    for result in comparison.results:
+        runs, finals = result.group.runs, result.finals
+        evaluated = finals.get("evaluated", [math.nan] * len(runs))
+        for run, *returns in zip(runs, finals["training"], evaluated, strict=True):
+            label, env, seed = result.group.label, run.env or "-", str(run.seed)
+            lines.append((label, env, seed, *map(number, returns), str(run.path)))
     return lines
 
 
 def _videos(group: Group) -> list[str]:
-    """The newest video of the group, if there is one and it is not too large."""
+    """The newest video of the group that is small enough to embed, if there is one."""
     files = [file for run in group.runs for file in (run.path / VIDEOS).glob("*.mp4") if file.is_file()]
     files = [file for file in files if file.stat().st_size <= LARGEST_VIDEO]
     if not files:
@@ -203,5 +194,5 @@ def _markdown(comparison: Comparison, drawn: list[Path]) -> str:
 
 
 def _literal(text: str) -> str:
-    """Text of a label, an option or a path so that markdown shows it as it is, on one line."""
+    """Text escaped for markdown, on one line."""
     return re.sub(r"([\\|<$*`\[])", r"\\\1", " ".join(text.split()))

@@ -1,6 +1,7 @@
-"""Summaries and comparisons of groups of runs, with the uncertainty that the number of seeds leaves."""
+"""Statistics of groups of runs, with their uncertainty over seeds."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,69 +20,62 @@ HEALTH = (
 GRID = 200
 LAST_SHARE = 0.1
 """Share of a run over which its final training return is averaged."""
-Improvement = dict[tuple[str, str], tuple[float, float, float]]
-"""By two labels: probability that a run of the first ends above one of the second, and its 95 % interval."""
 
 
 @dataclass
 class Band:
-    """Mean of a group's runs with a band around it."""
+    """Mean over the runs of a group, with a band."""
 
     x: np.ndarray
     mean: np.ndarray
     low: np.ndarray
     high: np.ndarray
     is_interval: bool
-    """Whether the band is a 95 % bootstrap interval; with fewer than `FEWEST` seeds it is from min to max."""
+    """A 95 % bootstrap interval; with fewer than `FEWEST` seeds the band is from min to max."""
 
 
 @dataclass
 class Result:
-    """One group in numbers."""
+    """Statistics of one group."""
 
-    label: str
-    seeds: int
-    finals: list[float]
-    """Mean training return in the last tenth of each run."""
-    final: Summary
-    evaluated_finals: list[float]
-    """Return of each run's last evaluation; empty unless every compared run has one."""
-    evaluated: Summary | None
+    group: Group
+    finals: dict[str, list[float]]
+    """Final return of each run. `training`: mean over the last tenth of the run; `evaluated`: return of its last
+    evaluation, only if every compared run has one."""
+    final: dict[str, Summary]
+    """The same over runs."""
     area: float
-    """Mean return over the env steps that all the compared runs have."""
+    """Mean return up to the last env step that all compared runs have."""
     steps_to_threshold: float | None
     seconds_to_threshold: float | None
-    """Median over runs; None where no more than half of them reached it, or there is no threshold."""
+    """Medians over runs; None unless more than half of them reached the threshold."""
     reached: int
     steps_per_second: float
 
 
 @dataclass
 class Comparison:
-    """All groups, on one set of axes."""
+    """All groups with their statistics."""
 
     groups: list[Group]
     results: list[Result]
     threshold: float | None
-    """None where the envs differ and none was given: no return means the same in all of them."""
-    improvement: Improvement
-    """Of the final training return, for groups of the same env with at least `FEWEST` seeds each."""
-    evaluated_improvement: Improvement
+    """None where the envs differ and none was given."""
 
     @property
     def envs(self) -> list[str]:
-        """Ids of the envs of all runs, without repetition."""
+        """Ids of the envs of all runs."""
         return sorted({env for group in self.groups for env in group.envs})
 
 
 def compare(groups: Sequence[Group], *, threshold: float | None = None) -> Comparison:
-    """Compare groups of runs; without a threshold, four fifths of the way from the lowest to the best final return."""
+    """Compare groups of runs; the default threshold is 80 % of the way from the lowest to the best final return."""
     if threshold is not None and not math.isfinite(threshold):
         raise UsageError(f"threshold is {threshold}, but it must be a finite number.")
     runs = [run for group in groups for run in group.runs]
     for run in runs:
         if not len(run.curve(RETURN)[0]):
-            raise UsageError(f"{run.path} has no finished episode in it: nothing to compare yet.")
+            raise UsageError(f"{run.path} has no finished episode yet: nothing to compare.")
     if threshold is None and len({run.env for run in runs if run.env is not None}) < 2:
         start = min(float(run.curve(RETURN)[1].min()) for run in runs)
         best = max(float(np.mean([final_return(run) for run in group.runs])) for group in groups)
@@ -89,33 +83,25 @@ def compare(groups: Sequence[Group], *, threshold: float | None = None) -> Compa
     end = min(float(run.curve(RETURN)[0][-1]) for run in runs)
     evaluated = all(len(run.curve(EVALUATED)[0]) for run in runs)
     results = [_result(group, threshold=threshold, end=end, evaluated=evaluated) for group in groups]
-    pairs = [
-        (one, other)
-        for one, first in zip(results, groups, strict=True)
-        for other, second in zip(results, groups, strict=True)
-        if one is not other and min(one.seeds, other.seeds) >= FEWEST and comparable(first, second)
-    ]
-    improvement = {
-        (one.label, other.label): probability_of_improvement(one.finals, other.finals) for one, other in pairs
-    }
-    evaluated_improvement = {
-        (one.label, other.label): probability_of_improvement(one.evaluated_finals, other.evaluated_finals)
-        for one, other in pairs
-        if evaluated
-    }
-    return Comparison(list(groups), results, threshold, improvement, evaluated_improvement)
+    return Comparison(list(groups), results, threshold)
+
+
+def improvement(one: Result, other: Result, kind: str) -> tuple[float, float, float] | None:
+    """`probability_of_improvement` of final returns; None for different envs or fewer than `FEWEST` seeds."""
+    if min(one.group.seeds, other.group.seeds) < FEWEST or not comparable(one.group, other.group):
+        return None
+    return probability_of_improvement(one.finals[kind], other.finals[kind])
 
 
 def comparable(one: Group, other: Group) -> bool:
-    """Whether the returns of two groups are of the same env, as far as their configs say."""
+    """Whether two groups are of the same env, according to their configs."""
     return len({*one.envs, *other.envs}) <= 1
 
 
 def extra_curves(groups: Sequence[Group]) -> list[str]:
-    """Metrics of training episodes besides return and length that every run has: success, and the env's own."""
+    """Metrics of training episodes that every run has, besides return and length: success, and those of the env."""
     runs = [run for group in groups for run in group.runs]
-    names = [name for name in runs[0].columns if name.startswith("episode_")]
-    names = [name for name in names if not name.startswith(("episode_return", "episode_length"))]
+    names = [name for name in runs[0].columns if re.match("episode_(?!return|length)", name)]
     return [name for name in names if all(len(run.curve(name)[0]) for run in runs)]
 
 
@@ -136,7 +122,7 @@ def area_under_curve(run: Run, *, end: float) -> float:
 
 
 def reach(run: Run, threshold: float) -> tuple[float, float] | None:
-    """Env steps and seconds after which the return was first at the threshold."""
+    """Env steps and seconds until the return first reached the threshold."""
     step, value = run.curve(RETURN)
     seconds, _ = run.curve(RETURN, against="wall_time")
     at = np.flatnonzero(value >= threshold)
@@ -144,7 +130,7 @@ def reach(run: Run, threshold: float) -> tuple[float, float] | None:
 
 
 def probability_of_improvement(one: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:
-    """How likely a value of the first is above one of the second (a tie counts half), and a 95 % bootstrap interval."""
+    """Probability that a value of `one` is above one of `other` (ties count half), with a 95 % bootstrap interval."""
     random = np.random.default_rng(0)
     first, second = np.asarray(one, np.float64), np.asarray(other, np.float64)
     above = np.sign(first[:, None] - second[None, :]) * 0.5 + 0.5
@@ -156,7 +142,7 @@ def probability_of_improvement(one: Sequence[float], other: Sequence[float]) -> 
 
 
 def band(group: Group, name: str, *, against: str = "global_step") -> Band | None:
-    """A metric's mean over the runs of a group; None where one of them does not have it."""
+    """Mean of a metric over the runs of a group, with its band; None if a run does not have the metric."""
     curves = [run.curve(name, against=against) for run in group.runs]
     if not all(len(x) for x, _ in curves):
         return None
@@ -170,31 +156,28 @@ def band(group: Group, name: str, *, against: str = "global_step") -> Band | Non
 
 
 def _result(group: Group, *, threshold: float | None, end: float, evaluated: bool) -> Result:
-    finals = [final_return(run) for run in group.runs]
-    evaluated_finals = [float(run.curve(EVALUATED)[1][-1]) for run in group.runs] if evaluated else []
+    finals = {"training": [final_return(run) for run in group.runs]}
+    if evaluated:
+        finals["evaluated"] = [float(run.curve(EVALUATED)[1][-1]) for run in group.runs]
     level = math.inf if threshold is None else threshold
     reached = [found for found in (reach(run, level) for run in group.runs) if found is not None]
-    # Runs that did not reach it count as never: the median exists only if more than half did.
+    # The others count as infinite, so that the median is finite only if more than half reached it.
     padded = sorted(reached) + [(np.inf, np.inf)] * (len(group.runs) - len(reached))
     steps, seconds = (float(np.median(column)) for column in zip(*padded, strict=True))
-    rates = [_rate(run) for run in group.runs]
     return Result(
-        label=group.label,
-        seeds=group.seeds,
-        finals=finals,
-        final=Summary.of(finals),
-        evaluated_finals=evaluated_finals,
-        evaluated=Summary.of(evaluated_finals) if evaluated else None,
+        group,
+        finals,
+        final={kind: Summary.of(values) for kind, values in finals.items()},
         area=float(np.mean([area_under_curve(run, end=end) for run in group.runs])),
         steps_to_threshold=steps if np.isfinite(steps) else None,
         seconds_to_threshold=seconds if np.isfinite(seconds) else None,
         reached=len(reached),
-        steps_per_second=float(np.median(rates)),
+        steps_per_second=float(np.median([_rate(run) for run in group.runs])),
     )
 
 
 def _rate(run: Run) -> float:
-    """Env steps per second, without the first iteration, which includes compilation; NaN where no time has passed."""
+    """Env steps per second, without the first iteration, which includes compilation; NaN if no time has passed."""
     steps, seconds = run.columns["global_step"], run.columns["wall_time"]
     first = (steps[0], seconds[0]) if len(steps) > 1 else (0.0, 0.0)
     passed = float(seconds[-1] - first[1])

@@ -1,112 +1,81 @@
-"""The figures of a comparison, as PNG files."""
+"""Figures of a comparison, as PNG files."""
 
 import textwrap
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
-
-matplotlib.use("Agg")  # no window, wherever it runs
-
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-from proxima.evaluate.plots import GREY, save
+from proxima.evaluate.plots import GREY, plt, save
 from proxima.evaluate.statistics import FEWEST
 from proxima.report.comparison import EVALUATED, HEALTH, RETURN, Comparison, band, extra_curves
 from proxima.report.runs import Group
+from proxima.runs.metrics import label
 from proxima.text import number
 
 COLOURS = ("#1f6fb4", "#e07b39", "#3a923a", "#b8322a", "#7d5fb2", "#8c613c", "#d977b4", "#5f5f5f")
-AXES = {"global_step": "env steps", "wall_time": "wall time (s)"}
-TITLES = {
-    "approx_kl": "KL from the old policy",
-    "clip_fraction": "clipped samples",
-    "explained_variance": "explained variance of the critic",
-    "entropy": "entropy of the policy (nats)",
-    "q_loss": "loss of the action values",
-    "q_mean": "mean action value",
-    "td_error": "temporal-difference error",
-    "epsilon": "share of random actions",
-    "episode_success": "success in training episodes",
-}
 
 
 def draw(comparison: Comparison, folder: Path) -> list[Path]:
-    """Every figure of a comparison."""
-    # A label or a metric's name may contain dollars, which are no formula here, and letters that the font lacks.
+    """Write all figures of a comparison."""
+    # A label or the name of a metric may contain dollars, which are not math here, and glyphs that the font lacks.
     with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         return [
-            returns(comparison, RETURN, "global_step", folder / "return-steps.png"),
-            returns(comparison, RETURN, "wall_time", folder / "return-time.png"),
-            *evaluated_returns(comparison, folder / "evaluated-return-steps.png"),
-            finals(comparison, folder / "final.png"),
-            *extras(comparison, folder / "extras.png"),
-            *health(comparison, folder / "health.png"),
+            *_returns(comparison, RETURN, "global_step", folder / "return-steps.png"),
+            *_returns(comparison, RETURN, "wall_time", folder / "return-time.png"),
+            *_returns(comparison, EVALUATED, "global_step", folder / "evaluated-return-steps.png"),
+            _finals(comparison, folder / "final.png"),
+            *_panels(comparison, extra_curves(comparison.groups), folder / "extras.png"),
+            *_panels(comparison, HEALTH, folder / "health.png"),
         ]
 
 
-def returns(comparison: Comparison, name: str, against: str, path: Path) -> Path:
-    """Return of training or evaluated episodes, mean over seeds with its band."""
+def _returns(comparison: Comparison, name: str, against: str, path: Path) -> list[Path]:
+    """Return of training or evaluated episodes, mean over seeds with its band; none unless every run has it."""
+    path.unlink(missing_ok=True)  # of an earlier comparison
+    if any(band(group, name) is None for group in comparison.groups):
+        return []
     figure, axes = plt.subplots(figsize=(7.2, 4.4), layout="constrained")
     for i, group in enumerate(comparison.groups):
         _draw_band(axes, group, name, against, i)
     if comparison.threshold is not None and name == RETURN:
-        label = f"threshold {number(comparison.threshold)}"
-        axes.axhline(comparison.threshold, color=GREY, lw=0.9, ls=":", label=label)
-    axes.set_xlabel(AXES[against])
-    axes.set_ylabel(f"return of {'evaluated' if name == EVALUATED else 'training'} episodes")
+        legend = f"threshold {number(comparison.threshold)}"
+        axes.axhline(comparison.threshold, color=GREY, lw=0.9, ls=":", label=legend)
+    axes.set(xlabel=label(against), ylabel=label(name))
     axes.xaxis.set_major_formatter(FuncFormatter(_short))
     axes.legend(frameon=False, fontsize=9)
     _warn_of_envs(axes, comparison)
-    return save(figure, path)
+    return [save(figure, path)]
 
 
-def evaluated_returns(comparison: Comparison, path: Path) -> list[Path]:
-    """The curve of the evaluations; none unless every run has some."""
-    if any(result.evaluated is None for result in comparison.results):
-        path.unlink(missing_ok=True)  # of another comparison
-        return []
-    return [returns(comparison, EVALUATED, "global_step", path)]
-
-
-def finals(comparison: Comparison, path: Path) -> Path:
-    """Final training return of every seed, with the IQM and its interval where there are enough seeds."""
+def _finals(comparison: Comparison, path: Path) -> Path:
+    """Final training return of every run, with the IQM and, with enough seeds, its interval."""
     results = comparison.results
     figure, axes = plt.subplots(figsize=(7.2, 1.2 + 0.6 * len(results)), layout="constrained")
     for i, result in enumerate(results):
-        colour = COLOURS[i % len(COLOURS)]
-        place = len(results) - 1 - i
-        if result.seeds >= FEWEST:
-            axes.plot([result.final.iqm_low, result.final.iqm_high], [place] * 2, color=colour, lw=6, alpha=0.35)
-        axes.plot(result.final.iqm, place, "|", color=colour, ms=18, mew=3)
-        axes.plot(result.finals, np.full(len(result.finals), place), "o", color=colour, ms=4)
-    axes.set_yticks(range(len(results)), [_wrapped(result.label, 28) for result in reversed(results)])
+        colour, place, final = COLOURS[i % len(COLOURS)], len(results) - 1 - i, result.final["training"]
+        if result.group.seeds >= FEWEST:
+            axes.plot([final.iqm_low, final.iqm_high], [place] * 2, color=colour, lw=6, alpha=0.35)
+        axes.plot(final.iqm, place, "|", color=colour, ms=18, mew=3)
+        axes.plot(result.finals["training"], np.full(final.count, place), "o", color=colour, ms=4)
+    axes.set_yticks(range(len(results)), [_wrapped(result.group.label, 28) for result in reversed(results)])
     axes.set_ylim(-0.6, len(results) - 0.4)
-    bars = "; bar: its 95 % interval" if any(result.seeds >= FEWEST for result in results) else ""
+    bars = "; bar: its 95 % interval" if any(result.group.seeds >= FEWEST for result in results) else ""
     axes.set_xlabel(f"final training return\ndots: runs; line: IQM{bars}")
     _warn_of_envs(axes, comparison)
     return save(figure, path)
 
 
-def extras(comparison: Comparison, path: Path) -> list[Path]:
-    """Other metrics of training episodes that every run has, such as success; none where there are none."""
-    return _panels(comparison, extra_curves(comparison.groups), path)
-
-
-def health(comparison: Comparison, path: Path) -> list[Path]:
-    """Diagnostics of the learner, those that some group has; none where no group has any."""
-    shown = [name for name in HEALTH if any(band(group, name) is not None for group in comparison.groups)]
-    return _panels(comparison, shown, path)
-
-
-def _panels(comparison: Comparison, names: list[str], path: Path) -> list[Path]:
-    """One figure with one panel per metric, two in a row."""
+def _panels(comparison: Comparison, names: Sequence[str], path: Path) -> list[Path]:
+    """One figure with one panel per metric that some group has, two in a row; none without any."""
+    path.unlink(missing_ok=True)  # of an earlier comparison
+    names = [name for name in names if any(band(group, name) is not None for group in comparison.groups)]
     if not names:
-        path.unlink(missing_ok=True)  # of another comparison
         return []
     rows = -(-len(names) // 2)
     figure, grid = plt.subplots(rows, 2, figsize=(9.6, 3.0 * rows), layout="constrained", squeeze=False)
@@ -114,12 +83,11 @@ def _panels(comparison: Comparison, names: list[str], path: Path) -> list[Path]:
     for axes, name in zip(grid.flat, names, strict=False):
         for i, group in enumerate(comparison.groups):
             _draw_band(axes, group, name, "global_step", i)
-        title = TITLES.get(name, f"{name.removeprefix('episode_')} of training episodes")
-        axes.set_title(_wrapped(title, 60), fontsize=10)
-        axes.set_xlabel("env steps")
+        axes.set_title(_wrapped(label(name), 60), fontsize=10)
+        axes.set_xlabel(label("global_step"))
         axes.xaxis.set_major_formatter(FuncFormatter(_short))
         labels = set(axes.get_legend_handles_labels()[1])
-        if labels - explained:  # a group may lack what the first panel shows
+        if labels - explained:  # a legend for groups that no earlier panel has
             axes.legend(frameon=False, fontsize=8)
         explained |= labels
     for axes in grid.flat[len(names) :]:
@@ -139,15 +107,15 @@ def _draw_band(axes: Axes, group: Group, name: str, against: str, place: int) ->
         axes.fill_between(found.x, found.low, found.high, color=colour, alpha=0.18, lw=0)
 
 
-def _wrapped(label: str, width: int) -> str:
-    """A label over several lines; matplotlib leaves those that begin with an underscore out of its legends."""
-    text = textwrap.fill(textwrap.shorten(label, 4 * width, placeholder=" ...") if " " in label else label, width)
+def _wrapped(text: str, width: int) -> str:
+    """A label over several lines; a leading space, since matplotlib leaves `_...` out of legends."""
+    text = textwrap.fill(textwrap.shorten(text, 4 * width, placeholder=" ...") if " " in text else text, width)
     return f" {text}" if text.startswith("_") else text
 
 
 def _warn_of_envs(axes: Axes, comparison: Comparison) -> None:
     if len(comparison.envs) > 1:
-        axes.set_title("different envs: their returns do not compare", fontsize=10)
+        axes.set_title("different envs: their returns cannot be compared", fontsize=10)
 
 
 def _short(value: float, _: int) -> str:

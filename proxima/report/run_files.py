@@ -9,17 +9,16 @@ import numpy as np
 
 from proxima.config.yaml_files import read_yaml
 from proxima.errors import UsageError
-from proxima.runs.layout import CONFIG, METRICS, is_file
-from proxima.runs.lineage import read_lineage
+from proxima.runs.layout import CONFIG, METRICS, is_file, read_lineage
 
 FIRST_ALGORITHM = "ppo"
-"""Of runs from before there was a choice."""
+"""Of older runs, whose config does not name the algorithm."""
 LARGEST = 1e30
-"""Magnitude above which a number is taken for damage: sums of such numbers overflow."""
+"""Magnitude above which a number counts as damaged: sums of such numbers overflow."""
 
 
 def read_columns(file: Path) -> tuple[dict[str, np.ndarray], int]:
-    """Every metric by iteration, NaN where it has no value; and how many damaged rows were left out."""
+    """Every metric by iteration, NaN where it has no value; and the number of damaged rows, which are left out."""
     try:
         lines = [line for line in file.read_bytes().split(b"\n") if line.strip()]
     except OSError as error:
@@ -29,7 +28,7 @@ def read_columns(file: Path) -> tuple[dict[str, np.ndarray], int]:
     if not lines:
         raise UsageError(f"{file} is empty: the run has not finished an iteration yet.")
     if not rows:
-        raise UsageError(f"{file} has no whole row of metrics ({damaged:,} are damaged): leave this run out.")
+        raise UsageError(f"{file} has no valid row of metrics ({damaged:,} are damaged): leave this run out.")
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: np.array([row.get(name, math.nan) for row in rows]) for name in names}, damaged
 
@@ -40,8 +39,8 @@ def _read_row(line: bytes) -> dict[str, float] | None:
         row = {name: _number(value) for name, value in json.loads(line.decode()).items()}
     except (ValueError, AttributeError, TypeError, OverflowError, RecursionError):
         return None
-    is_whole = all(0 <= row.get(name, math.nan) <= LARGEST for name in ("global_step", "wall_time"))
-    return row if is_whole else None
+    has_axes = all(0 <= row.get(name, math.nan) <= LARGEST for name in ("global_step", "wall_time"))
+    return row if has_axes else None
 
 
 def _number(value: Any) -> float:
@@ -56,11 +55,9 @@ def _number(value: Any) -> float:
 
 
 def read_options(folder: Path) -> dict[str, Any]:
-    """All options of a run in one level; none where it has no config.yaml."""
+    """All options of a run, without sections; none where it has no config.yaml."""
     file = folder / CONFIG
-    if not file.exists():
-        return {}
-    sections = read_yaml(file, what="the config")
+    sections = read_yaml(file, what="the config") if file.exists() else None
     if sections is None:
         return {}
     if not isinstance(sections, dict):
@@ -74,7 +71,7 @@ def read_options(folder: Path) -> dict[str, Any]:
 
 
 def read_parents(folder: Path) -> list[Path]:
-    """The runs that a run was resumed from, the first one first; where folders were moved together, beside it."""
+    """The runs that a run was resumed from, oldest first; also found beside it, if the folders were moved together."""
     parents = []
     for checkpoint in read_lineage(folder):
         parent = Path(checkpoint).parent
@@ -85,20 +82,16 @@ def read_parents(folder: Path) -> list[Path]:
 
 
 def joined(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """One history out of two: of the earlier run, what came before the later one's first iteration."""
+    """The history of a resumed run: iterations of `before` up to the first one of `after`, then those."""
     kept = before["global_step"] < after["global_step"][0]
     if not kept.any():
         return after
-    names = dict.fromkeys([*before, *after])
-    lengths = int(kept.sum()), len(after["global_step"])
-    columns = {
-        name: np.concatenate(
-            [
-                before[name][kept] if name in before else np.full(lengths[0], math.nan),
-                after[name] if name in after else np.full(lengths[1], math.nan),
-            ]
-        )
-        for name in names
-    }
-    columns["wall_time"][lengths[0] :] += columns["wall_time"][lengths[0] - 1]
+    names, count = dict.fromkeys([*before, *after]), int(kept.sum())
+    columns = {name: np.concatenate([column(before, name)[kept], column(after, name)]) for name in names}
+    columns["wall_time"][count:] += columns["wall_time"][count - 1]
     return columns
+
+
+def column(columns: dict[str, np.ndarray], name: str) -> np.ndarray:
+    """A metric by iteration; all NaN where the run did not write it."""
+    return columns.get(name, np.full_like(columns["global_step"], math.nan))

@@ -1,4 +1,4 @@
-"""One checkpoint on disk: written whole or not at all, checked when it is read."""
+"""One checkpoint on disk: written atomically, checked when it is read."""
 
 import contextlib
 import hashlib
@@ -24,7 +24,7 @@ from proxima.runs.layout import CHECKPOINT, METADATA, checkpoint_name, entries, 
 from proxima.runs.temporary import locked_folder, temporary_name
 
 FORMAT_VERSION = 3
-_SEAL = "sealed: "  # the last line of the metadata: a checksum of all before it
+_SEAL = "sealed: "  # the last line of the metadata: a checksum of everything before it
 
 
 def _is_count(value: Any) -> bool:
@@ -49,12 +49,8 @@ _REQUIRED: dict[str, tuple[Callable[[Any], bool], str]] = {
 def save(run_dir: Path, *, name: str, iteration: int, files: Mapping[str, Any], metadata: Mapping[str, Any]) -> Path:
     """Write a checkpoint folder atomically: temporary folder, fsync, rename.
 
-    Args:
-        run_dir: the run's folder.
-        name: the run's name.
-        iteration: iterations completed.
-        files: what `torch.save` writes, by file name, or a function that gives it.
-        metadata: added to the format version, versions and checksums in `metadata.yaml`.
+    `files` are contents for `torch.save` by file name, or functions that return them; `metadata` is added to the format
+    version, versions and checksums in `metadata.yaml`.
     """
     target = run_dir / checkpoint_name(name, iteration)
     temporary = run_dir / temporary_name(target)
@@ -73,7 +69,7 @@ def save(run_dir: Path, *, name: str, iteration: int, files: Mapping[str, Any], 
 def _write(temporary: Path, files: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
     checksums = {}
     for file_name, content in files.items():
-        buffer = io.BytesIO()  # torch would hide a full disk behind an error of its own
+        buffer = io.BytesIO()  # written to the file directly, torch hides that a disk is full behind another error
         torch.save(content() if callable(content) else content, buffer)
         (temporary / file_name).write_bytes(buffer.getbuffer())
         checksums[file_name] = _checksum(temporary / file_name)
@@ -98,7 +94,7 @@ def _write(temporary: Path, files: Mapping[str, Any], metadata: Mapping[str, Any
 
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
-    """The checkpoints of a run, lowest iteration first; none where the folder is gone."""
+    """The checkpoints of a run, lowest iteration first; none if the folder does not exist."""
     found = [(int(m[2]), p) for p in entries(run_dir) if (m := CHECKPOINT.match(p.name)) and is_file(p / METADATA)]
     return [path for _, path in sorted(found)]
 
@@ -110,12 +106,12 @@ def read_metadata(checkpoint: Path) -> dict[str, Any]:
     try:
         if not path.is_file() or path.stat().st_size > MAX_BYTES:
             raise UsageError(f"{foreign}.")
-        whole = path.read_bytes().decode()
+        content = path.read_bytes().decode()
     except (OSError, UnicodeDecodeError):
         raise UsageError(f"{foreign}.") from None
-    text, _, seal = whole.rpartition(_SEAL)
+    text, _, seal = content.rpartition(_SEAL)
     try:
-        document = parse_yaml(text or whole, source="it")
+        document = parse_yaml(text or content, source="it")
     except UsageError as error:
         raise UsageError(f"{foreign}: {error}") from None
     if not isinstance(document, dict) or not _is_count(document.get("format_version")):
@@ -128,26 +124,18 @@ def read_metadata(checkpoint: Path) -> dict[str, Any]:
             f"proxima-rl {version if isinstance(version, str) else 'of that time'}."
         )
     if seal.strip() != hashlib.sha256(text.encode()).hexdigest():
-        raise UsageError(f"{path} is damaged (it is not as it was written).")
+        raise UsageError(f"{path} is damaged (it was changed after it was written).")
     for key, (is_valid, expected) in _REQUIRED.items():
         if not is_valid(document.get(key)):
-            raise UsageError(f"{path} is not whole ({key} is missing or is not {expected}).")
+            raise UsageError(f"{path} is incomplete ({key} is missing or is not {expected}).")
     return document
 
 
-def read_whole_metadata(checkpoint: Path) -> dict[str, Any]:
-    """The metadata of a checkpoint, all of whose files are as they were written."""
-    metadata = read_metadata(checkpoint)
-    for name in metadata["checksums"]:
-        _check_file(checkpoint, name, metadata)
-    return metadata
-
-
 def read(checkpoint: Path, file_name: str, metadata: Mapping[str, Any] | None = None) -> Any:
-    """One file of a checkpoint, checked against its checksum and loaded without executing anything."""
+    """Contents of a file of a checkpoint, checked against its checksum and loaded without executing anything."""
     path, metadata = checkpoint / file_name, metadata or read_metadata(checkpoint)
     if file_name not in metadata["checksums"]:
-        raise UsageError(f"{checkpoint} has no {file_name}: it was saved without what a resume needs.")
+        raise UsageError(f"{checkpoint} has no {file_name}: it was saved without the files that a resume needs.")
     try:
         _check_file(checkpoint, file_name, metadata)
         return torch.load(path, map_location="cpu", weights_only=True)
@@ -155,14 +143,14 @@ def read(checkpoint: Path, file_name: str, metadata: Mapping[str, Any] | None = 
         problem = str(error)
     except pickle.UnpicklingError:
         problem = f"{path} holds more than data, and loading it could run code: refused"
-    except Exception:  # a file that is made to fail can fail in any way
+    except Exception:  # a file made to fail can raise anything
         problem = f"{path} cannot be read"
     raise UsageError(problem + alternative_to(checkpoint))
 
 
 @contextlib.contextmanager
 def explained(checkpoint: Path, what: str = "cannot be loaded") -> Iterator[None]:
-    """Turn whatever the content of a checkpoint raises into one line: valid checksums do not make it valid."""
+    """Turn any exception that the contents of a checkpoint cause into a UsageError: checksums do not make it valid."""
     try:
         yield
     except ProximaError:
@@ -173,18 +161,24 @@ def explained(checkpoint: Path, what: str = "cannot be loaded") -> Iterator[None
 
 
 def alternative_to(checkpoint: Path) -> str:
-    """The end of a sentence that names the newest other whole checkpoint of the same run, if there is one."""
-    others = [path for path in list_checkpoints(checkpoint.parent) if path != checkpoint and not damage(path)]
-    return f": use {others[-1]}." if others else ", and its run has no other whole checkpoint."
+    """The end of an error message: names the newest other complete checkpoint of the same run, if there is one."""
+    others = [path for path in list_checkpoints(checkpoint.parent) if path != checkpoint and is_intact(path)]
+    return f": use {others[-1]}." if others else ", and its run has no other complete checkpoint."
 
 
-def damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint's files; None if nothing is."""
+def is_intact(checkpoint: Path) -> bool:
+    """Whether metadata and files of a checkpoint are as they were written."""
     try:
-        read_whole_metadata(checkpoint)
-    except UsageError as error:
-        return str(error)
-    return None
+        check_files(checkpoint, read_metadata(checkpoint))
+    except UsageError:
+        return False
+    return True
+
+
+def check_files(checkpoint: Path, metadata: Mapping[str, Any]) -> None:
+    """Raise a UsageError if a file is missing or damaged."""
+    for name in metadata["checksums"]:
+        _check_file(checkpoint, name, metadata)
 
 
 def _check_file(checkpoint: Path, name: str, metadata: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What lies in a run folder, and under which name: nobody else spells these.
+"""Files and folders of a run: the only place that has their names.
 
 runs/<name>/<yymmdd_hhmmss>/
   config.yaml  lineage.yaml  metrics.jsonl  tb/  videos/  report/
@@ -11,34 +11,27 @@ import shutil
 import time
 from pathlib import Path
 
+import yaml
+
 from proxima.config import Config
+from proxima.config.yaml_files import read_yaml
 from proxima.errors import UsageError
 
-CONFIG = "config.yaml"
-"""All options of the run, resolved."""
-LINEAGE = "lineage.yaml"
-"""The checkpoints that a resumed run descends from."""
-METRICS = "metrics.jsonl"
-TENSOR_BOARD = "tb"
-VIDEOS = "videos"
-REPORT = "report"
+CONFIG, LINEAGE, METRICS = "config.yaml", "lineage.yaml", "metrics.jsonl"
+TENSOR_BOARD, VIDEOS, REPORT = "tb", "videos", "report"
 
-METADATA = "metadata.yaml"
-AGENT = "agent.pt"
-"""The weights of the policy, its normaliser included."""
-OPTIMIZER = "optimizer.pt"
-TRAINING_STATE = "training_state.pt"
+METADATA, AGENT, OPTIMIZER, TRAINING_STATE = "metadata.yaml", "agent.pt", "optimizer.pt", "training_state.pt"
 CHECKPOINT = re.compile(r"(.+)-(\d+)-\d{4}_\d{6}$")
 """The folder of a checkpoint: the run's name and the iteration."""
 
 
 def checkpoint_name(name: str, iteration: int) -> str:
-    """The folder of a checkpoint that is written now."""
+    """The folder name of a checkpoint that is written now."""
     return f"{name}-{iteration:05d}-{time.strftime('%m%d_%H%M%S')}"
 
 
 def entries(folder: Path) -> list[Path]:
-    """What is in a folder; nothing where it is gone or cannot be read."""
+    """Contents of a folder; none if it does not exist or cannot be read."""
     try:
         return list(folder.iterdir())
     except OSError:
@@ -46,7 +39,7 @@ def entries(folder: Path) -> list[Path]:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is a regular file; False also where one may not look, and for paths that no file can have."""
+    """Whether `path` is a regular file; False without permission to look, and for impossible paths."""
     try:
         return path.is_file()
     except (OSError, ValueError):  # too long; a NUL in it
@@ -54,10 +47,10 @@ def is_file(path: Path) -> bool:
 
 
 def make_run_dir(config: Config) -> Path:
-    """A fresh `runs/<name>/<yymmdd_hhmmss>/` with the resolved options in it.
+    """Make a new `runs/<name>/<yymmdd_hhmmss>/` with the resolved options in it.
 
     Raises:
-        UsageError: it cannot be written, or what will be written into it later cannot.
+        UsageError: it cannot be written, or the path of a checkpoint in it would be too long.
     """
     parent = Path(config.run.runs_dir) / config.name
     try:
@@ -87,8 +80,29 @@ def _make_new(parent: Path) -> Path:
 
 
 def _try_checkpoint(run_dir: Path, name: str) -> None:
-    """Make a file as deep and as long as a checkpoint's will be: better to fail now than at the end of the run."""
+    """Create a file whose path is as long as a checkpoint's can be: better to fail now than at the end of the run."""
     folder = run_dir / checkpoint_name(name, 10**9)
     folder.mkdir()
     (folder / TRAINING_STATE).touch()
     shutil.rmtree(folder)
+
+
+def write_lineage(run_dir: Path, lineage: list[str]) -> None:
+    """Record which checkpoints a run was resumed from, oldest first, independently of its own checkpoints."""
+    (run_dir / LINEAGE).write_text(yaml.safe_dump({"lineage": lineage}))
+
+
+def read_lineage(run_dir: Path) -> list[str]:
+    """The checkpoints, none for a run that was not resumed; a UsageError if the file is invalid."""
+    file = run_dir / LINEAGE
+    if not file.exists():
+        return []
+    content = read_yaml(file, what="the lineage")
+    lineage = content.get("lineage") if isinstance(content, dict) else None
+    if not isinstance(lineage, list):
+        found = "missing" if lineage is None else repr(lineage)[:80]
+        raise UsageError(
+            f"the lineage {file} cannot be used: lineage is {found}, but should be a list of checkpoints. Without the "
+            "file, the run is compared without the runs before it."
+        )
+    return [str(checkpoint) for checkpoint in lineage]

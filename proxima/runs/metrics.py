@@ -192,6 +192,12 @@ def tag(name: str) -> str | None:
     return f"{metric.group}/{name}" if metric.group else None
 
 
+def label(name: str) -> str:
+    """A metric on the axis or in the title of a figure: its name and unit."""
+    metric = find_metric(name)
+    return f"{name} ({metric.unit})" if metric and metric.unit else name
+
+
 def with_tables(page: str) -> str:
     """The page with its tables, between `<!-- table: NAME -->` and `<!-- end -->`, updated."""
     return _TABLE.sub(lambda match: match[1] + markdown(TABLES[match[2]]) + match[3], page)

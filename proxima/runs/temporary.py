@@ -1,4 +1,4 @@
-"""Checkpoint folders while they are written or deleted, and what a killed process leaves of them."""
+"""Temporary folders of checkpoints being written or deleted, and those that killed processes left behind."""
 
 import contextlib
 import fcntl
@@ -13,21 +13,21 @@ from pathlib import Path
 
 from proxima.runs.layout import entries
 
-# The end of a checkpoint's name and a mark of the machine; older versions had the whole name and no mark.
+# The end of a checkpoint's name and an id of the machine; older versions had the complete name and no id.
 _TEMPORARY = re.compile(r"\.(?:.+-)?\d+-\d{4}_\d{6}(?:\.([0-9a-f]{8}))?\.tmp$")
 _ABANDONED_SECONDS = 3600.0
-"""Without a write for this long, a folder whose lock tells nothing belongs to a process that is gone."""
+"""After this long without a write, a folder whose lock is unreliable belongs to a dead process."""
 
 
 def temporary_name(checkpoint: Path) -> str:
-    """The hidden name of a checkpoint that is not whole. No run name in it: that may be as long as a name can be."""
+    """The hidden name of an incomplete checkpoint, without the run's name, which may be as long as a name can be."""
     _, iteration, stamp = checkpoint.name.rsplit("-", 2)
     return f".{iteration}-{stamp}.{_machine()}.tmp"
 
 
 @contextlib.contextmanager
 def locked_folder(path: Path) -> Iterator[None]:
-    """Make a folder and lock it; the system drops the lock with the process, however that ends."""
+    """Make a folder and lock it; the system releases the lock when the process ends, however it ends."""
     while True:
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir()
@@ -42,27 +42,23 @@ def locked_folder(path: Path) -> Iterator[None]:
 
 
 def delete(checkpoint: Path) -> None:
-    """Rename a checkpoint, then delete it: whoever looks meanwhile finds a whole checkpoint or none."""
+    """Rename a checkpoint, then delete it: other processes see a complete checkpoint or none."""
     with contextlib.suppress(OSError):
         checkpoint = checkpoint.rename(checkpoint.with_name(temporary_name(checkpoint)))
     shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def sweep(folder: Path) -> int:
-    """Delete the half-written checkpoints that killed processes left in the runs of a name; returns how many.
+    """Delete incomplete checkpoints that killed processes left in the runs of `<runs_dir>/<name>`; returns how many.
 
-    A process that writes holds a lock on its temporary folder. Where a lock tells nothing, because the folder was made
-    on another machine or the file system has no locks, the folder stays until nothing has been written to it for an
-    hour.
-
-    Args:
-        folder: `<runs_dir>/<name>`; it need not exist.
+    A process that writes holds a lock on its temporary folder. Where locks are unreliable (the folder was made on
+    another machine, or the file system has no locks), it is deleted after an hour without a write.
     """
     count = 0
     for run_dir in entries(folder):
         for path in entries(run_dir):
             if match := _TEMPORARY.match(path.name):
-                with contextlib.suppress(OSError):  # swept by another process meanwhile, or no right to
+                with contextlib.suppress(OSError):  # deleted by another process, or no permission
                     count += _sweep_one(path, same_machine=match[1] == _machine())
     return count
 
@@ -84,7 +80,7 @@ def _sweep_one(path: Path, *, same_machine: bool) -> bool:
 
 
 def _is_still_there(path: Path, descriptor: int) -> bool:
-    """Whether the folder is the one that was opened: it can be swept between being made and being locked."""
+    """Whether the folder is the one that was opened: another process may sweep it before it is locked."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
@@ -92,7 +88,7 @@ def _is_still_there(path: Path, descriptor: int) -> bool:
 
 
 def _try_lock(descriptor: int) -> bool | None:
-    """Whether the lock is ours now; None where the file system has no locks."""
+    """Whether the lock was acquired; None if the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -103,7 +99,7 @@ def _try_lock(descriptor: int) -> bool | None:
 
 
 def _machine() -> str:
-    """Eight hex digits for a machine since its last start, the range in which a lock can be relied on."""
+    """An id (8 hex digits) of this machine since its last boot: only within it are locks reliable."""
     try:
         identity = Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""A file that is only ever appended to, in whole records, and that outlives a full disk."""
+"""An append-only file of complete records that survives a full disk."""
 
 import os
 from collections import deque
@@ -8,13 +8,13 @@ MAX_PENDING_BYTES = 64 * 2**20
 
 
 class AppendFile:
-    """Appends records; those that the disk does not take are kept in memory and written with a later one.
+    """Appends records; those that cannot be written are kept in memory and written with a later one.
 
-    A file that somebody deleted in the meantime is begun again.
+    If the file is deleted in the meantime, it is created again.
     """
 
     def __init__(self, path: Path, *, header: bytes = b""):
-        """Open the file, or make it; an empty one begins with `header`."""
+        """Open or create the file; an empty one begins with `header`."""
         self._path, self._header = path, header
         self._descriptor: int | None = None
         self._pending: deque[bytes] = deque()
@@ -22,23 +22,23 @@ class AppendFile:
         self._flush()
 
     def append(self, record: bytes) -> None:
-        """Write a record, after all that could not be written before.
+        """Write a record, after those that could not be written before.
 
         Raises:
-            OSError: the disk did not take everything; what is left is tried again with the next record.
+            OSError: not everything was written; the rest is tried again with the next record.
         """
         if self.pending_bytes + len(record) > MAX_PENDING_BYTES:
-            raise OSError(f"{self.pending_bytes:,} bytes wait to be written already, the newest record is lost")
+            raise OSError(f"{self.pending_bytes:,} bytes are waiting to be written, the newest record is lost")
         self._pending.append(record)
         self._flush()
 
     @property
     def pending_bytes(self) -> int:
-        """Size of what could not be written yet."""
+        """Bytes that could not be written yet."""
         return sum(map(len, self._pending)) - self._written
 
     def close(self) -> None:
-        """Write what is pending and close; an OSError says that something is lost."""
+        """Write the pending records and close; an OSError means that some are lost."""
         try:
             self._flush()
         finally:

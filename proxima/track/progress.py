@@ -1,4 +1,4 @@
-"""What a run shows while it trains: a progress bar in a terminal, lines elsewhere, and tables of all metrics."""
+"""Console output during training: a progress bar in a terminal, lines elsewhere, and tables of all metrics."""
 
 import contextlib
 import logging
@@ -16,26 +16,19 @@ from proxima.config.sections import TrackOptions
 from proxima.text import number
 
 _PROGRESS_LINE_SECONDS = 30.0
-# Metrics of the line under the progress bar, where the algorithm has them.
-_HEALTH = {
-    "approx_kl": ".4f",
-    "clip_fraction": ".2f",
-    "explained_variance": ".2f",
-    "q_loss": ".4g",
-    "epsilon": ".3f",
-}
+# Metrics of the line under the progress bar, if the algorithm has them.
+_HEALTH = {"approx_kl": ".4f", "clip_fraction": ".2f", "explained_variance": ".2f", "q_loss": ".4g", "epsilon": ".3f"}
 
 
 class ProgressDisplay:
-    """The progress bar or lines, and the tables that `log_every` asks for."""
+    """The progress bar or lines, and a table every `log_every` iterations."""
 
     name = "progress"
 
     def __init__(self, options: TrackOptions, *, total_steps: int, first_step: int, console: Console):
         self._options, self._console = options, console
         self._total, self._last_line = total_steps, time.monotonic()
-        self._iterations = 0
-        self._last: Mapping[str, float] = {}
+        self._iterations, self._last = 0, dict[str, float]()
         self._bar: Progress | None = None
         if options.progress and console.is_terminal:
             self._bar = _TwoLineProgress(
@@ -54,7 +47,7 @@ class ProgressDisplay:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show one iteration."""
         self._iterations += 1
-        self._last = metrics
+        self._last = dict(metrics)
         if self._bar is not None:
             self._bar.update(self._task, completed=min(step, self._total), summary=summary(metrics))
         elif self._options.progress and time.monotonic() - self._last_line > _PROGRESS_LINE_SECONDS:
@@ -66,7 +59,7 @@ class ProgressDisplay:
 
     def close(self) -> None:
         """Stop the bar and show the last metrics."""
-        with contextlib.suppress(OSError):  # a terminal that has gone
+        with contextlib.suppress(OSError):  # the terminal was closed
             if self._bar is not None:
                 self._bar.stop()
             if self._last:
@@ -74,17 +67,17 @@ class ProgressDisplay:
 
 
 class _TwoLineProgress(Progress):
-    """The bar, and the summary under it, which wraps in a narrow terminal."""
+    """A progress bar with a summary under it, which wraps in a narrow terminal."""
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """The bar's own table, then the summary."""
+        """The bar, then the summary."""
         yield from super().get_renderables()
         for task in self.tasks:
             yield Text(task.fields["summary"], no_wrap=False, overflow="fold")
 
 
 def summary(metrics: Mapping[str, float]) -> str:
-    """The few numbers that tell whether a run is well."""
+    """The metrics that show whether a run is healthy."""
     health = [f"{name} {metrics[name]:{form}}" for name, form in _HEALTH.items() if name in metrics]
     first = f"{metrics['steps_per_second']:,.0f} steps/s return {number(metrics['episode_return'])}"
     return " ".join([first, *health])
@@ -101,20 +94,20 @@ def _table(metrics: Mapping[str, float]) -> Table:
 
 
 def make_console(*, quiet: bool = False) -> Console:
-    """Where progress goes: standard error, so that standard output stays free for results."""
+    """A console on standard error; standard output is for results."""
     return _RunConsole(file=sys.stderr, soft_wrap=True, markup=False, highlight=False, quiet=quiet)
 
 
 class _RunConsole(Console):
-    """Shows nothing more once nobody reads it (`proxima train 2>&1 | head`); Rich would end the process."""
+    """Becomes quiet when its pipe is closed (`proxima train 2>&1 | head`); Rich would end the process."""
 
     def on_broken_pipe(self) -> None:
-        """Stay quiet from now on."""
+        """Print nothing from now on."""
         self.quiet = True
 
 
 def log_handler(console: Console) -> logging.Handler:
-    """Log records above the progress bar in a terminal, and unbroken lines in a file."""
+    """A log handler that prints above the progress bar in a terminal, and unwrapped lines elsewhere."""
     if console.is_terminal:
         return RichHandler(console=console, show_time=False, show_path=False, markup=False)
     return logging.StreamHandler(sys.stderr)

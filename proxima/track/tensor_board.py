@@ -1,6 +1,6 @@
-"""Metrics as TensorBoard events, one record per iteration, written by this thread.
+"""Writes TensorBoard events, one record per iteration, synchronously.
 
-PyTorch's `SummaryWriter` writes from a thread of its own, whose failures surface elsewhere and later.
+PyTorch's `SummaryWriter` writes from another thread, whose errors appear elsewhere and later.
 """
 
 import io
@@ -24,14 +24,13 @@ class TensorBoard:
 
     def __init__(self, run_dir: Path, *, config: str = ""):
         """`config` is shown as text."""
-        # Imported here: it takes a while, and only a run that writes it should pay.
+        # Imported here because it is slow.
         from tensorboard.compat.proto.event_pb2 import Event
 
         self._event = Event
-        folder = run_dir / TENSOR_BOARD
-        folder.mkdir(exist_ok=True)
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.0"
-        self._path = folder / name
+        self._path = run_dir / TENSOR_BOARD / name
+        self._path.parent.mkdir(exist_ok=True)
         header = _record(Event(wall_time=time.time(), file_version="brain.Event:2"))
         self._file = AppendFile(self._path, header=header + _record(_text_event("config", config)))
 
@@ -45,12 +44,12 @@ class TensorBoard:
         self._file.append(_record(event))
 
     def close(self) -> None:
-        """Write what is left and close the file."""
+        """Write pending events and close the file."""
         self._file.close()
 
 
 def _record(event: Any) -> bytes:
-    """An event in the framing of event files: length and checksums around it."""
+    """An event as a record of an event file, with length and checksums."""
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     buffer = io.BytesIO()
@@ -59,7 +58,7 @@ def _record(event: Any) -> bytes:
 
 
 def _text_event(name: str, text: str) -> Any:
-    """A text for TensorBoard's page of texts, as a block of code."""
+    """A text for TensorBoard's text page, formatted as code."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.types_pb2 import DT_STRING
 

@@ -1,6 +1,8 @@
 """Passes the metrics of every iteration to all writers: the metrics file, TensorBoard, the progress display."""
 
+import json
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,7 +12,8 @@ from rich.console import Console
 
 from proxima.config.sections import TrackOptions
 from proxima.errors import UsageError
-from proxima.track.json_lines import JsonLines
+from proxima.runs.layout import METRICS
+from proxima.track.append_file import AppendFile
 from proxima.track.progress import ProgressDisplay
 from proxima.track.tensor_board import TensorBoard
 
@@ -18,27 +21,45 @@ log = logging.getLogger("proxima")
 
 
 class Writer(Protocol):
-    """Takes the metrics of every iteration. A failure of one writer touches neither the run nor another writer."""
+    """Writes the metrics of every iteration. Its failure affects neither the run nor other writers."""
 
     name: str
-    """What a warning calls it."""
+    """For warnings."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record one iteration, which ended at env step `step`. NaN stands for a metric that has no value yet."""
+        """Write the metrics of an iteration that ended at env step `step`; NaN means that a metric has no value."""
 
     def close(self) -> None:
         """Called once, at the end of the run."""
 
 
+class JsonLines:
+    """Writes `metrics.jsonl`, one JSON object per iteration; NaN and infinity become null."""
+
+    name = METRICS
+
+    def __init__(self, run_dir: Path):
+        self._file = AppendFile(run_dir / METRICS)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append the metrics of one iteration."""
+        clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in metrics.items()}
+        self._file.append(json.dumps(clean).encode() + b"\n")
+
+    def close(self) -> None:
+        """Write pending lines and close the file."""
+        self._file.close()
+
+
 class Tracker:
-    """The writers of a run, each guarded for itself."""
+    """The writers of a run; an exception in one is logged."""
 
     def __init__(self, writers: Sequence[Writer]):
         self.writers = writers
         self._failing: set[str] = set()
 
     def write(self, metrics: Mapping[str, float]) -> None:
-        """Record one iteration."""
+        """Write the metrics of one iteration."""
         for writer in self.writers:
             self._guard(writer, partial(writer.write, int(metrics["global_step"]), metrics))
 
@@ -50,12 +71,12 @@ class Tracker:
     def _guard(self, writer: Writer, work: Callable[[], None], *, at_end: bool = False) -> None:
         try:
             work()
-        except Exception as error:  # a writer can be anybody's
+        except Exception as error:  # a user's writer can raise anything
             what = f"{type(error).__name__}: {error}" if not isinstance(error, OSError) else error.strerror or error
             if at_end:
                 log.warning("%s is not complete: %s.", writer.name, what)
             elif writer.name not in self._failing:
-                log.warning("%s cannot be written: %s. The run goes on, and tries again.", writer.name, what)
+                log.warning("%s cannot be written: %s. The run continues and will try again.", writer.name, what)
             self._failing.add(writer.name)
         else:
             self._failing.discard(writer.name)
@@ -64,7 +85,7 @@ class Tracker:
 def make_tracker(
     run_dir: Path, options: TrackOptions, *, config: str, total_steps: int, first_step: int, console: Console
 ) -> Tracker:
-    """The writers that the options ask for.
+    """Open the writers that the options select.
 
     Raises:
         OSError: the run folder cannot be written.
@@ -76,7 +97,7 @@ def make_tracker(
             writers.append(TensorBoard(run_dir, config=config))
         except OSError:
             raise
-        except Exception as error:  # often a protobuf of another version
+        except Exception as error:  # often an incompatible protobuf
             raise UsageError(
                 f"TensorBoard cannot be imported ({type(error).__name__}: {str(error)[:200]!r}): install it again, or "
                 "give --no-tensorboard."

@@ -1,4 +1,4 @@
-"""The policy as the collector calls it: once a vector step, on few rows, so that overhead is most of what it costs."""
+"""Acting, as the collector calls it: once per vector step, on few rows, where overhead dominates."""
 
 import hashlib
 import os
@@ -7,13 +7,15 @@ import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.func import functional_call
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from proxima.algo.flat import FlatParameters
+from proxima.algo.adam import FlatParameters
 from proxima.data.frames import newest
 from proxima.nets.policy import Policy
 
@@ -21,24 +23,23 @@ _NOT_FOR_ACTING = ("normalizer.moments", "return_scale")
 
 Rows = tuple[Tensor, ...]
 Record = Callable[[Rows, Tensor, Rows, Tensor, Rows, Rows], Tensor]
-"""Observations as the env gave them, noise, where observations and actions are stored, the recurrent state, if there is
-one, which is advanced in place, and where log-probabilities and values are stored, if they are; gives the env's
-actions."""
+"""(observations from the env, noise, rows to store observations in, row to store actions in, recurrent state or (),
+rows to store log-probabilities and values in or ()) -> actions for the env. The recurrent state is updated in place."""
 Native = Callable[[list[Tensor]], list[Tensor]]
 
 
 class Actor(nn.Module):
-    """Acts, and stores in the rollout what was seen and done."""
+    """Acts, and stores observations and actions in the rollout."""
 
     def __init__(self, policy: Policy, env_device: torch.device, stacks: Mapping[str, int] | None = None):
-        """`stacks` tells which keys are stored as the newest of so many frames."""
+        """`stacks` has the number of frames of each key that is stored as its newest frame."""
         super().__init__()
         self.policy, self.env_device = policy, env_device
         self.keys = policy.keys
         self.stacks = [(stacks or {}).get(key, 1) for key in self.keys]
 
     def forward(self, seen: Rows, noise: Tensor, obs: Rows, action: Tensor, state: Rows, values: Rows = ()) -> Tensor:
-        """One vector step; `seen` may have the env's own dtypes, `state` is empty or one tensor, `values` or two."""
+        """One vector step; see `Record`. `seen` may have the env's own dtypes."""
         taken = []
         for stored, x, frames in zip(obs, seen, self.stacks, strict=True):
             stored.copy_(newest(x, frames))
@@ -56,39 +57,27 @@ class Actor(nn.Module):
 
 
 @torch.no_grad()
-def compile_actor(
-    actor: Actor,
-    flat: FlatParameters,
-    seen: Rows,
-    noise: Tensor,
-    obs: Rows,
-    action: Tensor,
-    state: Rows,
-    values: Rows = (),
-) -> Record:
-    """The same for inputs like these in one call into native code; it follows the weights as they change in place.
+def compile_actor(actor: Actor, flat: FlatParameters, *example: Any) -> Record:
+    """The actor as one call into native code, for arguments like these of `Record`; it reads the weights in place.
 
-    Compiled ahead of time: at this size `torch.compile` spends more on the way to the code than in it.
+    Compiled ahead of time: at this size the overhead of a `torch.compile` call exceeds the time of its code.
     """
-    trained, keys = flat.views(flat.vector), len(obs)
+    trained = flat.views(flat.vector)
     others = {name: p.detach() for name, p in actor.policy.named_parameters() if name not in trained}
     others |= {name: x for name, x in actor.policy.named_buffers() if not name.startswith(_NOT_FOR_ACTING)}
     weights = [flat.vector, *others.values()]
 
     def record(vector: Tensor, *rest: Tensor) -> Tensor:
         tensors = flat.views(vector) | dict(zip(others, rest, strict=False))
-        rows = rest[len(others) :]
-        end = 2 * keys + 1
-        states, value_rows = rows[end + 1 : end + 1 + len(state)], rows[end + 1 + len(state) :]
-        arguments = (rows[:keys], rows[keys], rows[keys + 1 : end], rows[end], states, value_rows)
         named = {f"policy.{name}": x for name, x in tensors.items()}
-        return functional_call(actor, named, arguments, tie_weights=False)
+        return functional_call(actor, named, tree_unflatten(rest[len(others) :], structure), tie_weights=False)
 
-    run = _compile(_Function(record), [*weights, *seen, noise, *obs, action, *state, *values])
-    forms = [(x.dtype, x.stride()) for x in seen]
+    leaves, structure = tree_flatten(example)
+    run = _compile(_Function(record), [*weights, *leaves])
+    forms = [(x.dtype, x.stride()) for x in example[0]]
 
     def call(seen: Rows, noise: Tensor, obs: Rows, action: Tensor, state: Rows, values: Rows = ()) -> Tensor:
-        # Native code reads memory as it was told to: what an env gives in another form must not get there.
+        # Native code does not check dtypes and strides, so observations of another form must be converted.
         if [(x.dtype, x.stride()) for x in seen] != forms:
             seen = tuple([x.to(dtype).contiguous() for x, (dtype, _) in zip(seen, forms, strict=True)])
         return run([*weights, *seen, noise, *obs, action, *state, *values])[0]
@@ -97,7 +86,7 @@ def compile_actor(
 
 
 class _Function(nn.Module):
-    """What the exporter takes for a module, though it has nothing of its own."""
+    """A function as the module that the exporter needs."""
 
     def __init__(self, function: Callable[..., Tensor]):
         super().__init__()
@@ -108,8 +97,8 @@ class _Function(nn.Module):
 
 
 def _compile(module: nn.Module, inputs: list[Tensor]) -> Native:
-    """The module in native code, from the compiler's cache folder if the same was compiled before."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir  # a second to import, which a run without it saves
+    """The module as native code, from the compiler's cache folder if it was compiled before."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # takes a second to import
 
     with warnings.catch_warnings():  # the exporter's own
         warnings.simplefilter("ignore")
@@ -134,7 +123,7 @@ def _load(package: Path) -> Native:
 
 
 def cache_key(program: ExportedProgram, inputs: list[Tensor]) -> str:
-    """Everything that the native code depends on: the graph and all within it, its inputs, and the machine."""
+    """A hash of everything that the native code depends on: graph, inputs, and machine."""
     if program.constants:
         raise RuntimeError(f"the actor's graph holds constants: {', '.join(program.constants)}")
     modules = [module for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
@@ -145,7 +134,7 @@ def cache_key(program: ExportedProgram, inputs: list[Tensor]) -> str:
 
 
 def _cpu() -> str:
-    """Its model and what it can do: the compiler uses all of it."""
+    """Model and instruction sets of the CPU, which the compiler uses."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

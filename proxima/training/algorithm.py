@@ -10,53 +10,66 @@ import torch
 from proxima.algo.learner import Learner
 from proxima.algo.schedules import scheduled
 from proxima.config import Config
-from proxima.nets.policy import Policy
 from proxima.runs.layout import OPTIMIZER
 from proxima.training.collector import Collector
-from proxima.training.setup import Parts, Threads
+from proxima.training.seeding import stream_seed
+from proxima.training.setup import Parts, build_policy
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Files = dict[str, Any]
-"""What a checkpoint holds, by file name; a function is asked for its content when the file is written."""
+"""Contents of a checkpoint by file name; a function is called for its content when the file is written."""
 Read = Callable[[str], Any | None]
-"""Gives the content of a file of a checkpoint, or None where it has no such file."""
+"""Reads a file of a checkpoint; None if the checkpoint has no such file."""
 
 
 class Algorithm(ABC):
-    """One iteration after the other, and all that a checkpoint keeps of them."""
+    """Iterates, and gets and sets the state for checkpoints."""
 
-    policy: Policy
     source: Collector
     learners: dict[str, Learner]
     """By name; the first trains the policy. Each has its own optimizer file in the checkpoint."""
     phases: tuple[str, ...]
-    """What an iteration spends its time on."""
+    """Phases of an iteration whose time is measured."""
 
     def __init__(self, parts: Parts):
-        self.config: Config = parts.config
-        self.device: torch.device = parts.device
-        self.threads: Threads = parts.threads
+        self.parts, self.config = parts, parts.config
+        self.policy = build_policy(parts.spec, parts.config, parts.device)
         self._seconds: dict[str, float] = {}
+
+    def make_source(self, num_steps: int, **options: Any) -> Collector:
+        """A collector for the policy and the envs; it compiles acting if that pays. `learners` must be set."""
+        parts, seed = self.parts, self.config.run.seed
+        return Collector(
+            parts.env,
+            self.policy,
+            num_steps=num_steps,
+            device=parts.device,
+            env_seed=seed,
+            seed=stream_seed(seed, "actions"),
+            holds_actions=parts.hold_schedule.active,
+            flat=self.learner.flat if parts.compiles_actor else None,
+            **options,
+        )
 
     @abstractmethod
     def iterate(self) -> dict[str, float]:
-        """Collect and learn once; the metrics of it."""
+        """Collect and learn once; returns the metrics."""
 
     @property
     def learner(self) -> Learner:
-        """The one that trains the policy."""
+        """The learner that trains the policy."""
         return next(iter(self.learners.values()))
 
     def set_progress(self, progress: float) -> None:
-        """Set what follows a schedule for this share of the run."""
-        self.source.set_progress(progress)
+        """Apply schedules for this fraction of the run."""
+        self.parts.env.hold = self.parts.hold_schedule.at(progress)
         for learner in self.learners.values():
             learner.set_progress(progress)
 
     def timed(self, phase: str, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Do the work, with the threads that it is given, and add what it took to the phase's seconds."""
-        threads = self.threads.act if phase == "collect" else self.threads.learn
+        """Call `work` with the torch threads of its phase, and add the time it took to the phase's seconds."""
+        threads = self.parts.threads.act if phase == "collect" else self.parts.threads.learn
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
         start = time.perf_counter()
@@ -65,44 +78,44 @@ class Algorithm(ABC):
         return result
 
     def take_seconds(self) -> dict[str, float]:
-        """Seconds of each phase since this was last asked."""
+        """Seconds of each phase since the last call."""
         seconds, self._seconds = self._seconds, {}
         return {f"{phase}_seconds": seconds.get(phase, 0.0) for phase in self.phases}
 
     def stop_compiling_without_toolchain(self) -> None:
-        """Where acting could not be compiled for want of a compiler, do not try the learners."""
+        """If acting could not be compiled for lack of a working compiler, do not try the learners."""
         if self.source.no_toolchain:
             for learner in self.learners.values():
-                learner.give_up_compiling()
+                learner.epochs.compiled = False
 
     # State -----------------------------------------------------------------------------------------------------------
 
     def get_state(self) -> tuple[Files, dict[str, Any]]:
-        """Files of their own, and what goes into the training state, copied."""
+        """Copies of everything: the algorithm's own files, and its part of the training state."""
         files: Files = {}
         state = self.source.get_state()
         for name, learner in self.learners.items():
             saved = learner.state_dict()
-            files[optimizer_file(name)] = saved.pop("optimizer")
+            files[_optimizer_file(name)] = saved.pop("optimizer")
             state[name] = saved
         return files, state
 
     def set_state(self, read: Read, state: dict[str, Any], *, new_episodes_seed: int) -> list[str]:
-        """Put back what `get_state` gave. Returns what is not as it was, in words."""
+        """Load what `get_state` returned. Returns messages about what could not be restored."""
         different = self.source.set_state(state, new_episodes_seed=new_episodes_seed)
         for name, learner in self.learners.items():
-            saved: dict[str, Any] = {"optimizer": read(optimizer_file(name)), **state[name]}
+            saved: dict[str, Any] = {"optimizer": read(_optimizer_file(name)), **state[name]}
             if not learner.load_state_dict(saved):
                 different.append("the generators of another device do not fit this one")
         return list(dict.fromkeys(different))
 
     def follow_changes(self, before: Config) -> None:
-        """Let options that a resume changed take the place of what the learners remember of the old ones."""
+        """Apply options that a resume changed, where the loaded state is from the options `before`."""
         for learner in self.learners.values():
             learner.follow_changes(before)
 
     def changed_by_resume(self, progress: float) -> list[str]:
-        """What to say about schedules that go back where a run is longer now; asked before anything is learned."""
+        """Warnings about schedules that a longer run sets back; to be called before the first iteration."""
         optimizer, before = self.config.optimizer, float(self.learner.learning_rate)
         if optimizer.lr_schedule not in ("linear", "cosine"):
             return []
@@ -111,10 +124,9 @@ class Algorithm(ABC):
             return []
         return [
             f"The learning rate goes from {before:.3g} to {now:.3g}: it is {optimizer.lr_schedule} over "
-            f"total_timesteps. Give learning_rate {before * optimizer.learning_rate / now:.3g} to go on where it was."
+            f"total_timesteps. Give learning_rate {before * optimizer.learning_rate / now:.3g} to keep the old one."
         ]
 
 
-def optimizer_file(learner: str) -> str:
-    """The checkpoint's file with a learner's optimizer."""
+def _optimizer_file(learner: str) -> str:
     return OPTIMIZER if learner == "learner" else f"{learner}.opt.pt"

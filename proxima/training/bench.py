@@ -1,4 +1,4 @@
-"""How fast a config trains on this machine, beside what the envs and the physics could do alone."""
+"""Training speed of a config on this machine, compared with the envs alone and the physics alone."""
 
 import time
 from collections.abc import Callable
@@ -18,28 +18,28 @@ _CEILING_SECONDS = 3.0
 
 @dataclass
 class Bench:
-    """Env steps a second, and seconds of each phase of an iteration."""
+    """Env steps per second, and seconds of each phase of an iteration."""
 
     iterations: int
     rollout_steps: float
-    """Env steps of an iteration: the mean of those that were timed."""
+    """Mean env steps of the timed iterations."""
     phase_seconds: dict[str, float]
-    """Mean of an iteration, the first left out."""
+    """Mean of an iteration, without the first."""
     first_iteration: float
-    """Seconds, compilation included."""
+    """Seconds, with compilation."""
     envs_alone: float
-    """Steps a second with the last rollout's actions: no policy, nothing stored."""
+    """Steps per second with the last rollout's actions, without policy and storage."""
     physics_alone: float | None
-    """Steps a second of the bare physics from where the training left it, where the back end has one."""
+    """Steps per second of the physics without observations and rewards; None if the back end has none."""
     machine_use: str
 
     @property
     def steps_per_second(self) -> float:
-        """Of training, updates included."""
+        """Env steps per second of training, with updates."""
         return self.rollout_steps / sum(self.phase_seconds.values())
 
     def text(self) -> str:
-        """A small table for people."""
+        """As a table."""
         total = sum(self.phase_seconds.values())
         lines = [f"{'phase':<12}{'seconds':>10}{'share':>8}{'steps/s alone':>16}"]
         for phase, seconds in self.phase_seconds.items():
@@ -60,7 +60,7 @@ class Bench:
 
 
 def bench(config: Config, *, seconds: float, console: Console | None = None) -> Bench:
-    """Train for about `seconds` after a first iteration, then time the envs and the physics by themselves."""
+    """Train for about `seconds` after a first iteration, then time the envs alone and the physics alone."""
     if not seconds > 0:
         raise UsageError(f"seconds is {seconds}, but it must be > 0.")
     with process_settings_kept():
@@ -92,7 +92,7 @@ def _bench(trainer: Trainer, seconds: float) -> Bench:
 
 @torch.no_grad()
 def _rate(step: Callable[[int], Tensor | None], num_envs: int) -> float:
-    """Env steps a second; call number t of `step` gives the env steps of each env, None for one each."""
+    """Env steps per second; `step(t)` returns the env steps of each env, None for one each."""
     calls, taken, start = 0, 0, time.perf_counter()
     while time.perf_counter() - start < _CEILING_SECONDS:
         duration = step(calls)

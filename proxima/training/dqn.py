@@ -5,40 +5,30 @@ from typing import Any
 from proxima.algo.dqn import DQNLearner
 from proxima.data.replay import Replay
 from proxima.nets.q_network import QNetwork
-from proxima.training import setup
 from proxima.training.algorithm import Algorithm, Files, Read
-from proxima.training.collector import Collector
 from proxima.training.seeding import stream_seed
+from proxima.training.setup import Parts
 
 
 class DQN(Algorithm):
-    """A few steps of the envs into the replay, the optimizer steps that they are due, and again."""
+    """Repeat: collect a few steps into the replay buffer, then do one optimizer step per `train_freq` of them."""
 
     phases = ("collect", "store", "update")
 
-    def __init__(self, parts: setup.Parts):
+    def __init__(self, parts: Parts):
         super().__init__(parts)
-        config, device, env, seed, dqn = parts.config, parts.device, parts.env, parts.config.run.seed, parts.config.dqn
-        self.policy = policy = setup.build_policy(parts.spec, config, device)
-        assert isinstance(policy, QNetwork)
-        self.dqn = DQNLearner(policy, config, device=device, seed=stream_seed(seed, "minibatches"))
+        config, num_envs, dqn = parts.config, parts.env.num_envs, parts.config.dqn
+        assert isinstance(self.policy, QNetwork)
+        seed = stream_seed(config.run.seed, "minibatches")
+        self.dqn = DQNLearner(self.policy, config, device=parts.device, seed=seed)
         self.learners = {"learner": self.dqn}
-        self.source = Collector(
-            env,
-            policy,
-            num_steps=max(1, dqn.train_freq // env.num_envs),
-            device=device,
-            env_seed=seed,
-            seed=stream_seed(seed, "actions"),
-            hold_schedule=parts.hold_schedule,
-            flat=self.dqn.flat if parts.compiles_actor else None,
-        )
+        self.source = self.make_source(max(1, dqn.train_freq // num_envs))
         rollout = self.source.rollout
-        iteration_rows = -(-dqn.iteration_steps // env.num_envs) + rollout.num_steps
+        iteration_rows = -(-dqn.iteration_steps // num_envs) + rollout.num_steps
         self.replay = Replay(
             rollout,
             buffer_size=dqn.buffer_size,
-            margin=iteration_rows,  # an interrupted iteration must leave what the last boundary had
+            margin=iteration_rows,  # an interrupted iteration must not overwrite rows that the next checkpoint needs
             frames=rollout.stacks,
             return_steps=dqn.return_steps,
             gamma=config.algorithm.gamma,
@@ -46,12 +36,12 @@ class DQN(Algorithm):
         )
         self.dqn.keep_values(self.replay, actions=parts.spec.action.sizes[0])
         self._unpaid = 0
-        """Actions since the last optimizer step."""
+        """Policy steps since the last optimizer step."""
 
     def iterate(self) -> dict[str, float]:
-        """As many actions as an iteration has."""
-        until = self.source.decisions + self.config.dqn.iteration_steps
-        while self.source.decisions < until:
+        """`iteration_steps` policy steps."""
+        until = self.source.policy_steps + self.config.dqn.iteration_steps
+        while self.source.policy_steps < until:
             self.dqn.set_progress(min(1.0, self.source.global_step / self.config.run.total_timesteps))
             rollout = self.timed("collect", self.source.collect)
             self.timed("store", self.replay.add, rollout)
@@ -60,26 +50,27 @@ class DQN(Algorithm):
                 steps, self._unpaid = divmod(self._unpaid + rollout.size, self.config.dqn.train_freq)
                 if steps:
                     self.timed("update", self.dqn.update, self.replay, steps)
-            self.dqn.copy_target(self.source.decisions)
+            self.dqn.copy_target(self.source.policy_steps)
         self.stop_compiling_without_toolchain()
         return self.dqn.metrics() | {"replay_size": self.replay.size}
 
     def changed_by_resume(self, progress: float) -> list[str]:
-        """Where a run goes on for longer than it was planned for, its exploration goes back as well."""
-        notices, before, now = super().changed_by_resume(progress), self.dqn.epsilon, self.dqn.epsilon_at(progress)
+        """Also warn if epsilon goes back up."""
+        notices, now = super().changed_by_resume(progress), self.dqn.epsilon_at(progress)
+        before = float(self.dqn.policy.epsilon)
         if now <= before + 1e-6:
             return notices
         return [
             *notices,
             f"The share of random actions goes from {before:.3g} back to {now:.3g}: it falls over exploration_fraction "
-            "of total_timesteps, which are more now. Give exploration_start the value it had reached to go on there.",
+            "of total_timesteps, which are more now. Give exploration_start the value it had reached to keep it.",
         ]
 
     def get_state(self) -> tuple[Files, dict[str, Any]]:
         """With the replay as it is now, copied only if it is written."""
         files, state = super().get_state()
         if self.config.checkpoint.save_replay:
-            mark = self.replay.mark()
+            mark = self.replay.end
             files["replay.pt"] = lambda: self.replay.state_at(mark)
             if self.dqn.values is not None:
                 files["target_values.pt"] = self.dqn.values.get_state()
@@ -89,12 +80,11 @@ class DQN(Algorithm):
         """With the replay, if it was saved."""
         different = super().set_state(read, state, new_episodes_seed=new_episodes_seed)
         self._unpaid = state["unpaid"]
-        replay = read("replay.pt")
+        replay, values = read("replay.pt"), read("target_values.pt")
         if replay is None:
             starts = self.config.dqn.learning_starts
             return [*different, f"its replay was not saved (save_replay); {starts:,} actions fill a new one first"]
         self.replay.load_state(replay)
-        values = read("target_values.pt")
         if self.dqn.values is not None and values is not None:
             self.dqn.values.set_state(values)
         if not self.source.in_old_episodes:

@@ -1,4 +1,4 @@
-"""Returns, lengths and other numbers of the training episodes that finished last."""
+"""Statistics of the last training episodes."""
 
 import math
 from collections import deque
@@ -9,18 +9,16 @@ EPISODE_WINDOW = 100
 
 
 class EpisodeStatistics:
-    """Returns, lengths and what else the env tells of the last 100 finished episodes.
+    """Returns, lengths, success and the env's own numbers of the last 100 finished episodes.
 
-    A success or a number of the env's own is NaN where an episode ended without it.
+    Success and the env's own numbers are NaN for an episode that did not report them.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
-        """`names` are those of the env's own numbers."""
-        self.returns: deque[float] = deque(maxlen=EPISODE_WINDOW)
-        self.lengths: deque[int] = deque(maxlen=EPISODE_WINDOW)
-        self.success: deque[float] = deque(maxlen=EPISODE_WINDOW)
-        """Empty until the env has told of one."""
-        self.info: dict[str, deque[float]] = {name: deque(maxlen=EPISODE_WINDOW) for name in names}
+        """`names` of the env's own numbers."""
+        self.returns, self.lengths = _window(), _window()
+        self.success = _window()  # empty until the env has reported one
+        self.info = {name: _window() for name in names}
         self.count = 0
 
     def add(
@@ -30,7 +28,7 @@ class EpisodeStatistics:
         success: list[float] | None = None,
         info: Mapping[str, list[float]] | None = None,
     ) -> None:
-        """Take in finished episodes."""
+        """Add finished episodes."""
         self.returns.extend(returns)
         self.lengths.extend(lengths)
         if success is not None and (self.success or not all(map(math.isnan, success))):
@@ -65,16 +63,17 @@ class EpisodeStatistics:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Put back what `get_state` gave; a state of before there were successes and infos will do."""
-        self.returns.extend(state["returns"])
-        self.lengths.extend(state["lengths"])
+        """Load what `get_state` returned; older states have no success and info."""
+        self.add(state["returns"], state["lengths"], info=state.get("info"))
         self.success.extend(state.get("success", []))
-        for name, window in self.info.items():
-            window.extend(state.get("info", {}).get(name, []))
         self.count = state["count"]
 
 
+def _window() -> deque[float]:
+    return deque(maxlen=EPISODE_WINDOW)
+
+
 def _mean(window: Iterable[float]) -> float:
-    """Of the numbers that are known; NaN where none is."""
+    """Mean of the finite values; NaN if there is none."""
     known = [value for value in window if math.isfinite(value)]
     return sum(known) / len(known) if known else math.nan

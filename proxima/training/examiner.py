@@ -1,4 +1,4 @@
-"""Evaluation while a run goes on: on envs of its own, so that training stays the same to the bit with and without."""
+"""Periodic evaluation and videos during training, on separate envs; does not affect training."""
 
 import copy
 import logging
@@ -23,12 +23,12 @@ log = logging.getLogger("proxima")
 
 
 class Examiner:
-    """Runs deterministic episodes, and records videos, every so many env steps."""
+    """Evaluates the policy every `eval_every` env steps and records a video every `record_every`."""
 
     def __init__(self, config: Config, policy: Policy, *, step: int):
         self.config, self.policy = config, policy
         self.metrics: dict[str, float] = {}
-        """Of this iteration: NaN where it was not examined, empty where none is wanted."""
+        """Of this iteration: NaN if it was not evaluated, empty if evaluation is off."""
         self.best = -math.inf
         self._step, self._can_record, self._can_evaluate = step, True, True
         self._env: VecEnv | None = None
@@ -37,21 +37,21 @@ class Examiner:
 
     @property
     def eval_return(self) -> float | None:
-        """Of this iteration's policy; None where it was not evaluated."""
+        """Of this iteration; None if it was not evaluated."""
         found = self.metrics.get("eval_return", math.nan)
         return None if math.isnan(found) else found
 
     def examine(self, step: int, run_dir: Path, hold: Hold) -> bool:
-        """Whatever is due after the training step `step`, with actions held as in training just now.
+        """Evaluate and record if due at env step `step`, with actions held as in training at the moment.
 
-        Tells whether the policy is the best so far.
+        Returns whether the policy is the best so far.
         """
         options, before, self._step = self.config.evaluation, self._step, step
         self.metrics = dict.fromkeys(self.metrics, math.nan)
         if self._can_record and passed(options.record_every, before, step):
             try:
                 self._record(step, run_dir, hold)
-            except BaseException as error:  # training goes on, whatever a drawing library or the env raises
+            except BaseException as error:  # training continues, whatever a rendering library raises
                 if asks_to_stop(error):
                     raise
                 log.warning("No videos: %s", first_line(error))
@@ -65,7 +65,7 @@ class Examiner:
         return False
 
     def _evaluate(self, hold: Hold) -> bool:
-        if self._env is None:  # on first use: a run that ends before it has nothing to free
+        if self._env is None:  # created on first use
             env = self.config.env
             self._env = make_env(
                 env.env,
@@ -74,7 +74,7 @@ class Examiner:
                 max_episode_steps=env.max_episode_steps,
             )
         self._env.hold = hold
-        # A copy on the CPU: the envs are there, and nothing of the original is touched.
+        # A copy on the CPU, where the envs are; the original is not touched.
         policy = copy.deepcopy(self.policy).cpu()
         episodes = run_episodes(
             policy,
@@ -105,37 +105,36 @@ class Examiner:
         )
 
     def get_state(self) -> dict[str, Any]:
-        """What a resume needs."""
+        """The state for a resume."""
         return {"best": self.best, "step": self._step, "metrics": list(self.metrics)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Put back what `get_state` gave."""
+        """Load what `get_state` returned."""
         self.best, self._step = state["best"], state["step"]
-        if self.metrics:  # those that only the env names, too
+        if self.metrics:  # including the env's own numbers
             self.metrics |= dict.fromkeys(state.get("metrics", ()), math.nan)
 
     def close(self) -> None:
-        """Free the envs."""
+        """Close the envs."""
         if self._env is not None:
             self._env.close()
 
 
 def _metrics(episodes: list[Episode]) -> dict[str, float]:
-    """What the episodes come to, with success and the env's own numbers where it tells them."""
+    """Metrics of the episodes, with success and the env's own numbers if reported."""
     returns = torch.tensor([episode.return_ for episode in episodes], dtype=torch.float64)
-    told: dict[str, list[float]] = {"length": [episode.length for episode in episodes]}
+    found: dict[str, list[float]] = {"length": [episode.length for episode in episodes]}
     for episode in episodes:
-        if episode.success is not None:
-            told.setdefault("success", []).append(episode.success)
-        for name, value in episode.info.items():
-            told.setdefault(name, []).append(value)
+        success = {} if episode.success is None else {"success": episode.success}
+        for name, value in {**success, **episode.info}.items():
+            found.setdefault(name, []).append(value)
     return {
         "eval_return": float(returns.mean()),
         "eval_return_std": float(returns.std(correction=0)),
-        **{f"eval_{name}": sum(values) / len(values) for name, values in told.items()},
+        **{f"eval_{name}": sum(values) / len(values) for name, values in found.items()},
     }
 
 
 def passed(every: int, before: int, now: int) -> bool:
-    """Whether a multiple of `every` lies after step `before` and not after `now`; never where it is 0."""
+    """Whether a multiple of `every` lies after step `before` and up to `now`; never if `every` is 0."""
     return bool(every) and now // every > before // every

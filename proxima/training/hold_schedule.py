@@ -1,4 +1,4 @@
-"""For how long actions are held at each moment of a run."""
+"""The schedule of held actions."""
 
 import numpy as np
 
@@ -9,14 +9,14 @@ from proxima.errors import UsageError
 
 
 class HoldSchedule:
-    """From the options in seconds, and the env's own time step, to the `Hold` of each iteration."""
+    """Converts the options in seconds, with the env's time step, to the `Hold` of each iteration."""
 
     def __init__(self, config: Config, step_seconds: float | None):
         _check(config.env)
         self._env = config.env
         self._gamma = config.discount
         self.active = config.env.holds_actions
-        """Whether any option asks for a hold; one may still come to a single step."""
+        """Whether an option of held actions is used, even if the hold is only one step."""
         if self.active and step_seconds is None:
             raise UsageError(
                 f"actions cannot be held for seconds in {config.env.env}: it does not say how long a step takes. Give "
@@ -25,7 +25,7 @@ class HoldSchedule:
         self._step_seconds = step_seconds or 1.0
 
     def seconds(self, progress: float) -> tuple[float, float]:
-        """Shortest and longest hold when `progress` (0 to 1) of the run is over; the same but for a random hold."""
+        """Shortest and longest hold at `progress` (0 to 1) of the run; equal unless the hold is random."""
         env = self._env
         if env.action_hold_random is not None:
             low, high = env.action_hold_random
@@ -38,48 +38,48 @@ class HoldSchedule:
         return now, now
 
     def at(self, progress: float) -> Hold:
-        """In env steps."""
+        """The hold in env steps at `progress`."""
         low, high = (steps_of(seconds, self._step_seconds) for seconds in self.seconds(progress))
         return Hold(low, high, self._gamma)
 
-    def metrics(self, progress: float, *, decisions: int) -> dict[str, float]:
-        """What is logged: the means of the range where the hold is random; nothing where there is none."""
+    def metrics(self, progress: float, *, policy_steps: int) -> dict[str, float]:
+        """Metrics of the hold, means if it is random; none if no action is held."""
         if not self.active:
             return {}
         return {
             "action_hold_seconds": sum(self.seconds(progress)) / 2,
             "action_hold_steps": self.at(progress).mean,
-            "decisions": decisions,
+            "decisions": policy_steps,
             "decisions_per_second": 0.0,
         }
 
     def changed_by_resume(self, before: Hold, progress: float) -> list[str]:
-        """What to say where a run that goes on for longer than it was planned for takes its anneal back."""
+        """A warning if the run is longer now, and its annealed hold therefore increases again."""
         now = self.at(min(1.0, progress))
         if now.high <= before.high:
             return []
         return [
             f"The hold goes from {before.high} back to {now.high} env steps: it is annealed over total_timesteps, "
-            "which are more now. Give action_hold_start_seconds the value it had reached to go on from there."
+            "which are more now. Give action_hold_start_seconds the value it had reached to continue from there."
         ]
 
-    def steps_a_decision(self) -> float:
-        """Env steps of a decision, over the whole run and if no episode ends in a hold."""
+    def steps_per_action(self) -> float:
+        """Mean env steps per action over the complete run, if no episode ends during a hold."""
         return 1.0 / float(np.mean([1.0 / self.at(progress).mean for progress in np.linspace(0.0, 1.0, 101)]))
 
     def text(self) -> str:
-        """For the first line of a run, empty where nothing is held."""
+        """For the first line of a run; empty if no action is held."""
         if not self.active:
             return ""
         start, end = self.at(0.0), self.at(1.0)
         word, last = (" to ", start.high) if start.low < start.high else (" -> ", end.low)
-        steps = list(dict.fromkeys([start.low, last]))  # one number where both are the same
+        steps = list(dict.fromkeys([start.low, last]))  # one number if both are equal
         seconds = word.join(f"{count * self._step_seconds:.3g}" for count in steps)
         return f"actions held for {seconds} s ({word.join(map(str, steps))} env step{'s' * (steps != [1])}), "
 
 
 def _check(env: EnvOptions) -> None:
-    """The options of held actions have three ways to say how long; only one may be used."""
+    """Check that only one of the three ways to give a hold is used, and completely."""
     start, end, between = env.action_hold_start_seconds, env.action_hold_end_seconds, env.action_hold_random
     if (start is None) != (end is None):
         given, missing = ("start", "end") if end is None else ("end", "start")

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: what goes into them, when they are due, and how a run goes on from one."""
+"""Checkpoints of a run: their contents, when they are due, and how a run continues from one."""
 
 import errno
 import logging
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("proxima")
 
 Boundary = dict[str, Any]
-"""All that a checkpoint of one iteration boundary holds: `iteration`, `files` and `metadata`."""
+"""The state between two iterations, as arguments of `checkpoint.save`: `iteration`, `files` and `metadata`."""
 _LAST_SAVE_PAUSES = (0.2, 0.5, 1.0, 2.0)  # seconds
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _FULL_DISK_PAUSE = 0.3  # seconds
 
 
 def snapshot(trainer: "Trainer") -> Boundary | None:
-    """All that a checkpoint of this iteration boundary holds, copied; None where none is ever written."""
+    """A copy of everything that a checkpoint holds; None if the run saves none."""
     config, source = trainer.config, trainer.source
     if not config.checkpoint.save_checkpoint:
         return None
@@ -45,7 +45,7 @@ def snapshot(trainer: "Trainer") -> Boundary | None:
         "global_step": source.global_step,
         "episode_return": source.episodes.metrics()["episode_return"],
         "eval_return": trainer.examiner.eval_return,
-        "action_hold": source.hold.to_dict(),
+        "action_hold": trainer.parts.env.hold.to_dict(),
         "resumed_from": trainer.lineage[-1] if trainer.lineage else None,
         "lineage": trainer.lineage,
         "spec": trainer.policy.spec.to_dict(),
@@ -55,7 +55,7 @@ def snapshot(trainer: "Trainer") -> Boundary | None:
 
 
 def restore(trainer: "Trainer", path: Path) -> None:
-    """Go on from a checkpoint; what is not as it was is added to the trainer's notices."""
+    """Continue from a checkpoint; what could not be restored is added to the trainer's notices."""
     saved = Checkpoint(path)
     state, weights = saved.state(TRAINING_STATE), saved.weights
 
@@ -74,8 +74,7 @@ def restore(trainer: "Trainer", path: Path) -> None:
         different.append(f"{path} has no state that fits these envs; new episodes")
     trainer.notices += [f"This resume is not exact: {what}." for what in different]
     progress = min(1.0, source.global_step / config.run.total_timesteps)
-    if source.hold_schedule is not None:
-        trainer.notices += source.hold_schedule.changed_by_resume(Hold(**saved.hold), progress)
+    trainer.notices += trainer.parts.hold_schedule.changed_by_resume(Hold(**saved.hold), progress)
     trainer.notices += algorithm.changed_by_resume(progress)
     trainer.lineage = [*saved.lineage, str(path.resolve())]
 
@@ -86,14 +85,14 @@ class Saver:
     def __init__(self, config: Config, run_dir: Path):
         self._config, self._run_dir = config, run_dir
         self.last: Path | None = None
-        """The checkpoint saved last."""
+        """The last checkpoint."""
         self.iteration: int | None = None
-        """The iteration that it is of."""
+        """Iterations of the last checkpoint."""
 
     def save(self, boundary: Boundary | None, *, is_last: bool = False) -> Path | None:
-        """Write a checkpoint; where the disk does not take it, say so and let the run go on.
+        """Write a checkpoint; if that fails, log a warning and let the run continue.
 
-        The last one is tried again for some seconds: there is no later one to make up for it.
+        The last one is retried for some seconds, because no later one will replace it.
         """
         if boundary is None or boundary["iteration"] == self.iteration:
             return self.last
@@ -115,7 +114,7 @@ class Saver:
         return self.last
 
     def _write(self, boundary: Boundary) -> None:
-        """Write a checkpoint. On a disk that stays full, it takes the place of the oldest that can be spared."""
+        """Write a checkpoint. If the disk stays full, delete the oldest that is not needed and try again."""
         is_patient = True
         while True:
             try:
@@ -124,7 +123,7 @@ class Saver:
             except OSError as error:
                 if error.errno not in _NO_ROOM:
                     raise
-                if is_patient:  # a disk that is full for a moment is no reason to delete anything
+                if is_patient:  # the disk may be full only for a moment
                     is_patient = False
                     time.sleep(_FULL_DISK_PAUSE)
                 elif not checkpoint.make_room(self._run_dir):
@@ -136,14 +135,14 @@ class Saver:
 
 
 class Due:
-    """Tells when a checkpoint is due: every so many steps, every so many minutes."""
+    """Decides when a checkpoint is due: every `checkpoint_freq` steps and every `checkpoint_minutes`."""
 
     def __init__(self, config: Config, step: int):
         self._freq, self._seconds = config.checkpoint.checkpoint_freq, 60 * config.checkpoint.checkpoint_minutes
         self._step, self._time = step, time.monotonic()
 
     def __call__(self, step: int) -> bool:
-        """Whether one is due now; if so, the next is due one interval later."""
+        """Whether one is due; if so, the next is due one interval later."""
         now = time.monotonic()
         by_step = passed(self._freq, self._step, step)
         by_time = bool(self._seconds) and now - self._time >= self._seconds
@@ -153,6 +152,6 @@ class Due:
 
 
 def copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """On the CPU; what has several names, as a shared trunk has, is copied and so saved once."""
+    """Copies on the CPU; a tensor with several names, as in a shared trunk, is copied and saved once."""
     once = {(x.data_ptr(), x.shape): x.cpu().clone() for x in tensors.values()}
     return {name: once[x.data_ptr(), x.shape] for name, x in tensors.items()}

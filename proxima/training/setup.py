@@ -1,5 +1,6 @@
-"""From options to the objects of a run: device, threads, envs, policy."""
+"""Builds the objects of a run from its options: device, threads, envs, policy."""
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,21 +13,20 @@ from proxima.envs.make import make_env
 from proxima.errors import UsageError
 from proxima.machine import available_cores, physical_memory
 from proxima.nets.encoders import is_image
-from proxima.nets.make import make_policy
-from proxima.nets.policy import Policy
+from proxima.nets.policy import Policy, make_policy
 from proxima.nets.spec import Spec
 from proxima.training.hold_schedule import HoldSchedule
 from proxima.training.seeding import stream_seed
 
-# Multiplications that another thread is worth its overhead for.
-_PRODUCT_OF_A_THREAD = 2**20
-# It takes some ten seconds once on a machine, and saves about a tenth of a millisecond a vector step.
+# Multiplications of a matrix product that are worth one more thread.
+_PRODUCT_PER_THREAD = 2**20
+# Vector steps. Compilation takes about 10 seconds, once per machine, and saves about 0.1 ms per vector step.
 _COMPILED_ACTOR_PAYS_AFTER = 100_000
 
 
 @dataclass
 class Parts:
-    """What an algorithm is built from."""
+    """Everything that an algorithm is built from."""
 
     config: Config
     env: VecEnv
@@ -40,60 +40,55 @@ class Parts:
     notices: list[str]
 
     @property
-    def num_actions(self) -> int:
-        """Actions that the run will choose, over all envs: fewer than env steps where they are held."""
-        return max(1, round(self.config.run.total_timesteps / self.hold_schedule.steps_a_decision()))
+    def num_policy_steps(self) -> int:
+        """Policy steps of the run, over all envs: fewer than env steps if actions are held."""
+        return max(1, round(self.config.run.total_timesteps / self.hold_schedule.steps_per_action()))
 
     @property
     def compiles_actor(self) -> bool:
-        """Whether acting is to be compiled: on the CPU, where the run takes vector steps enough to earn it back."""
-        wish, vector_steps = self.config.run.compile, self.num_actions // self.env.num_envs
+        """Whether to compile acting: on the CPU, if the run is long enough for it to pay."""
+        wish, vector_steps = self.config.run.compile, self.num_policy_steps // self.env.num_envs
         pays = wish == "on" or (wish == "auto" and vector_steps >= _COMPILED_ACTOR_PAYS_AFTER)
         return self.device.type == "cpu" and pays
 
 
 def build_parts(config: Config) -> Parts:
-    """Everything of a run but its algorithm."""
-    env = build_env(config)
+    """Build everything of a run except its algorithm."""
+    options, wish = config.env, config.run.num_threads
+    env = make_env(
+        options.env,
+        num_envs=options.num_envs,
+        mode=options.vec_env_mode,
+        env_kwargs=options.env_kwargs,
+        max_episode_steps=options.max_episode_steps,
+        num_workers=options.num_workers,
+        spread_episodes=options.spread_episodes,
+        num_threads=wish and min(wish, available_cores()),
+        device=str(choose_device(config, images=True)),  # for envs that can run on a GPU
+    )
     try:
         spec = Spec.from_spaces(env.observation_space, env.action_space)
-        images = has_images(spec)
-        limit = config.env.max_episode_steps or find_spec(config.env.env).max_episode_steps
+        images = any(is_image(obs.shape) for obs in spec.obs.values())
+        limit = options.max_episode_steps or find_spec(options.env).max_episode_steps
         traits = Traits(discrete=spec.action.kind != "box", images=images, time_limit=limit)
         chosen, notices = settle(config, traits)
         device = choose_device(config, images=images or env.device.type == "cuda")
         check_precision(config, device)
-        threads, wish = choose_threads(config, images=images), config.run.num_threads
+        threads = choose_threads(config, images=images)
         if wish is not None and wish > threads.learn:
             notices.append(f"num_threads is {wish}, but there are {threads.learn} cores: {threads.learn} are used.")
-        return Parts(
-            config, env, spec, device, threads, HoldSchedule(config, env.step_seconds), traits, chosen, notices
-        )
+        hold_schedule = HoldSchedule(config, env.step_seconds)
+        env.hold = hold_schedule.at(0.0)
+        return Parts(config, env, spec, device, threads, hold_schedule, traits, chosen, notices)
     except BaseException:
         env.close()
         raise
 
 
-def build_env(config: Config) -> VecEnv:
-    """The vector env of a run."""
-    env = config.env
-    return make_env(
-        env.env,
-        num_envs=env.num_envs,
-        mode=env.vec_env_mode,
-        env_kwargs=env.env_kwargs,
-        max_episode_steps=env.max_episode_steps,
-        num_workers=env.num_workers,
-        spread_episodes=env.spread_episodes,
-        num_threads=config.run.num_threads and min(config.run.num_threads, available_cores()),
-        device=str(choose_device(config, images=True)),  # those that can live on a GPU do where there is one
-    )
-
-
 def build_policy(spec: Spec, config: Config, device: torch.device) -> Policy:
-    """The policy with weights that depend on the seed alone; the global generator is left as it was."""
+    """The policy, with weights that depend only on the seed; the global generator is not changed."""
     with torch.random.fork_rng(devices=[]):
-        with torch.device("meta"):  # shapes alone: a network that is too large is not to fill the memory first
+        with torch.device("meta"):  # only shapes: the size is checked before memory is allocated
             size = 4 * sum(parameter.numel() for parameter in make_policy(spec, config).parameters())
         if 4 * size > physical_memory():  # weights, gradient and Adam's two moments
             raise UsageError(
@@ -105,21 +100,14 @@ def build_policy(spec: Spec, config: Config, device: torch.device) -> Policy:
     return policy.to(device)
 
 
-def has_images(spec: Spec) -> bool:
-    """Whether any observation key is an image."""
-    return any(is_image(obs.shape) for obs in spec.obs.values())
-
-
 def choose_device(config: Config, *, images: bool) -> torch.device:
-    """The device that was asked for, if it is there."""
-    wish = config.run.device
+    """The device of the options, if it exists; auto is a GPU for images, else the CPU."""
+    wish, device = config.run.device, None
     if wish == "auto":
         return torch.device("cuda" if images and torch.cuda.is_available() else "cpu")
-    try:
+    with contextlib.suppress(RuntimeError):
         device = torch.device(wish)
-    except RuntimeError:
-        raise UsageError(f"device is {wish!r}, but it must be cpu, cuda, cuda:N or auto.") from None
-    if device.type not in ("cpu", "cuda"):
+    if device is None or device.type not in ("cpu", "cuda"):
         raise UsageError(f"device is {wish!r}, but it must be cpu, cuda, cuda:N or auto.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UsageError(
@@ -130,7 +118,7 @@ def choose_device(config: Config, *, images: bool) -> torch.device:
 
 
 def check_precision(config: Config, device: torch.device) -> None:
-    """Reduced precision is for GPUs, and bf16 for CPUs that can multiply in it; for others it would be slower."""
+    """Refuse a reduced precision where it would be slower: it needs a GPU, or for bf16 a CPU with bf16 arithmetic."""
     precision = config.optimizer.precision
     if precision == "fp32" or device.type == "cuda" or (precision == "bf16" and _cpu_has_bf16()):
         return
@@ -144,21 +132,20 @@ def _cpu_has_bf16() -> bool:
 
 
 class Threads(NamedTuple):
-    """Torch threads of the two halves of an iteration."""
+    """Torch threads for acting and learning."""
 
     act: int
     learn: int
 
 
 def choose_threads(config: Config, *, images: bool) -> Threads:
-    """As many as were asked for, or as the largest product of a minibatch can use; never more than the cores.
+    """`num_threads`, or as many as the largest matrix product of a minibatch can use; at most the number of cores.
 
-    Acting has few rows, and threads that wait for its next product would take the cores from the physics: images
-    apart, it has one.
+    Acting has few rows, and idle torch threads would take cores from the physics: except for images, it uses one.
     """
     cores = available_cores()
     widths = [*config.policy.hidden_sizes, config.policy.rnn_size if config.policy.rnn != "none" else 0]
     product = config.algorithm.minibatch_size * max(widths) ** 2
-    wanted = config.run.num_threads or (cores if images else 1 + product // _PRODUCT_OF_A_THREAD)
+    wanted = config.run.num_threads or (cores if images else 1 + product // _PRODUCT_PER_THREAD)
     learn = min(wanted, cores)
     return Threads(act=learn if images else 1, learn=learn)

@@ -1,4 +1,4 @@
-"""Signals that end a run: stop at once where that is safe, a moment later where it is not."""
+"""Signals that end a run: immediately where that is safe, else as soon as it is."""
 
 import os
 import signal
@@ -10,32 +10,28 @@ from typing import Any
 
 from proxima.errors import StopRequest
 
-# Of people and of schedulers; a second one of these ends the process at once.
+# From people and schedulers; the second of these ends the process immediately.
 _URGENT = ("SIGINT", "SIGTERM")
-# A closed terminal; Slurm's and others' warnings that the time is nearly over.
+# A closed terminal; warnings of Slurm and others that the time limit is near.
 _OTHERS = ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 _SIGNALS = [getattr(signal, name) for name in (*_URGENT, *_OTHERS) if hasattr(signal, name)]
 
 
 class Interrupted(StopRequest):
-    """A signal asked for the end."""
+    """A signal requested the end of the run."""
 
     def __init__(self, signum: int):
         super().__init__(signum)
         self.signum = signum
 
-    @property
-    def name(self) -> str:
-        """The signal's name, such as SIGTERM."""
-        return signal.Signals(self.signum).name
-
 
 class StopSignals:
-    """While entered, the first signal is noted, and raises `Interrupted` in the main thread once it is to be heard.
+    """A context in which the first signal raises `Interrupted` in the main thread, as soon as that is allowed.
 
-    It is heard from `hear` to `defer`, and not inside `shield`, which raises at its end. A second SIGINT or SIGTERM
-    ends the process at once. SIGHUP, SIGUSR1 and SIGXCPU are left alone where they are ignored (`nohup`) or the calling
-    program has a handler of its own. In other threads than the main one Python gets no signals, and this does nothing.
+    It is allowed between `hear` and `defer`, except inside `shield`, which raises at its end. A second SIGINT or
+    SIGTERM ends the process immediately. SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU are not handled if they are ignored
+    (`nohup`) or the calling program has its own handler. Outside the main thread, which receives the signals, this does
+    nothing.
     """
 
     def __init__(self) -> None:
@@ -55,18 +51,18 @@ class StopSignals:
             signal.signal(number, handler)
 
     def hear(self) -> None:
-        """From now on a signal raises; so does one that came before."""
+        """Raise on signals from now on, and now if one was received before."""
         self._deferred = False
         if self._received is not None:
             raise Interrupted(self._received)
 
     def defer(self) -> None:
-        """From now on a first signal is only noted."""
+        """Only record a first signal from now on."""
         self._deferred = True
 
     @contextmanager
     def shield(self) -> Iterator[None]:
-        """Let what is inside finish before a signal is heard."""
+        """Let the block finish before a signal raises."""
         self.defer()
         try:
             yield
@@ -80,7 +76,7 @@ class StopSignals:
         if self._received is not None:
             if is_urgent and signal.Signals(self._received).name in _URGENT:
                 os._exit(128 + signum)
-            if is_urgent:  # a warning came first: the run is stopping already, and this is not yet a second demand
+            if is_urgent:  # after a warning: the run is stopping already, and this is the first urgent one
                 self._received = signum
             return
         self._received = signum

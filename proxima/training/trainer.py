@@ -1,4 +1,4 @@
-"""The training loop. Everything else is called from here, and nothing here knows how it is done."""
+"""The training loop: builds the parts of a run, iterates, and calls writers, evaluation and saving."""
 
 import contextlib
 import copy
@@ -20,13 +20,13 @@ from proxima.errors import ProximaError, UsageError
 from proxima.evaluate.restored import restore_policy
 from proxima.nets.policy import Policy
 from proxima.runs import checkpoint
-from proxima.runs.layout import make_run_dir
+from proxima.runs.layout import make_run_dir, write_lineage
 from proxima.track.progress import make_console
 from proxima.track.tracker import Tracker, make_tracker
 from proxima.training import saving, setup
 from proxima.training.algorithm import Algorithm
 from proxima.training.examiner import Examiner
-from proxima.training.resume import check_incomplete, is_complete, newest_of_name, resumed_config
+from proxima.training.resume import newest_of_name, resumed_config
 from proxima.training.signals import Interrupted, StopSignals
 
 log = logging.getLogger("proxima")
@@ -34,7 +34,7 @@ log = logging.getLogger("proxima")
 
 @dataclass
 class TrainResult:
-    """What a run left behind."""
+    """The result of a run."""
 
     run_dir: Path
     checkpoint: Path | None
@@ -52,7 +52,7 @@ class Trainer:
         >>> trainer = Trainer(load_config(None, {"env": "CartPole-v1"}))  # doctest: +SKIP
         >>> for metrics in trainer.iterations():  # doctest: +SKIP
         ...     if metrics["episode_return"] > 450:
-        ...         break  # what has been learned is saved
+        ...         break  # saves a checkpoint
     """
 
     def __init__(self, config: Config, *, console: Console | None = None):
@@ -75,22 +75,21 @@ class Trainer:
         self.examiner = Examiner(config, self.policy, step=0)
         self.iteration = 0
         self.lineage: list[str] = []
-        can_resume = config.checkpoint.save_checkpoint and config.checkpoint.save_optimizer
-        if can_resume and (obstacle := self.source.try_exactness()):
-            self.notices.append(
-                f"A resume of this run will start new episodes, and so not be exact: {config.env.env}: {obstacle}."
-            )
+        if config.checkpoint.save_checkpoint and config.checkpoint.save_optimizer:
+            self.source.obstacle = obstacle = self.parts.env.why_inexact()
+            notice = f"A resume of this run will start new episodes, and so not be exact: {config.env.env}: {obstacle}."
+            self.notices += [notice] if obstacle else []
 
     def run(self) -> TrainResult:
-        """Train to the end, or to a signal; what has been learned up to the last iteration is on disk then."""
+        """Train to the end, or until a signal; saves a checkpoint of the last iteration in any case."""
         for _ in self.iterations():
             pass
         return self.result()
 
     def iterations(self) -> Iterator[dict[str, float]]:
-        """Train, and yield the metrics of every iteration once they are written; leave the loop to stop early.
+        """Train, and yield the metrics of every iteration after they are written; leave the loop to stop early.
 
-        Signals, errors and an early stop leave a checkpoint of the last iteration.
+        Signals, errors and an early stop save a checkpoint of the last iteration.
         """
         boundary = saving.snapshot(self)
         with process_settings_kept(), StopSignals() as signals:
@@ -100,7 +99,7 @@ class Trainer:
                 clock, due = Clock(self), saving.Due(self.config, self.source.global_step)
                 while self.source.global_step < self.config.run.total_timesteps:
                     metrics = self.iterate()
-                    is_best = self.examiner.examine(self.source.global_step, self.run_dir, self.source.hold)
+                    is_best = self.examiner.examine(self.source.global_step, self.run_dir, self.parts.env.hold)
                     metrics |= self.examiner.metrics
                     with signals.shield():
                         boundary = saving.snapshot(self)
@@ -108,7 +107,7 @@ class Trainer:
                         tracker.write(metrics)
                         if due(self.source.global_step) or is_best:
                             self.saver.save(boundary)
-                    signals.defer()  # what the caller does between two iterations is not cut short
+                    signals.defer()  # the caller's code between two iterations is not interrupted
                     try:
                         yield metrics
                     except GeneratorExit:
@@ -137,7 +136,7 @@ class Trainer:
             )
 
     def iterate(self) -> dict[str, float]:
-        """One iteration of the algorithm, with the learning rate and the hold of this moment of the run."""
+        """Apply the schedules, and do one iteration of the algorithm."""
         progress = min(1.0, self.source.global_step / self.config.run.total_timesteps)
         with float32_by_default():
             self.algorithm.set_progress(progress)
@@ -151,23 +150,19 @@ class Trainer:
             "wall_time": 0.0,
             "steps_per_second": 0.0,
             **self.algorithm.take_seconds(),
-            **self.source.metrics(progress),
+            **self.source.episodes.metrics(),
+            **self.parts.env.counters(),
+            **self.parts.hold_schedule.metrics(progress, policy_steps=self.source.policy_steps),
             **metrics,
         }
 
     def result(self) -> TrainResult:
-        """What the run has come to."""
-        return TrainResult(
-            run_dir=self.run_dir,
-            checkpoint=self.saver.last,
-            episode_return=self.source.episodes.metrics()["episode_return"],
-            global_step=self.source.global_step,
-            policy=self.policy,
-            config=self.config,
-        )
+        """The result so far."""
+        return_, step = self.source.episodes.metrics()["episode_return"], self.source.global_step
+        return TrainResult(self.run_dir, self.saver.last, return_, step, self.policy, self.config)
 
     def restore(self, source: Path) -> None:
-        """Go on from a checkpoint, exactly where the env's state is in it."""
+        """Continue from a checkpoint: exactly, if it has the state of the envs."""
         try:
             with checkpoint.explained(source, "cannot be restored"), float32_by_default():
                 saving.restore(self, source)
@@ -176,8 +171,8 @@ class Trainer:
             raise
 
     def close(self) -> None:
-        """Free the envs. Calling it twice is harmless."""
-        self.source.close()
+        """Close the envs; may be called twice."""
+        self.parts.env.close()
         self.examiner.close()
 
     def _interrupted(self, signum: int, boundary: saving.Boundary | None) -> ProximaError:
@@ -189,22 +184,22 @@ class Trainer:
         else:
             error = ProximaError(
                 f"stopped by {name}; iteration {self.saver.iteration} is saved in {saved}; "
-                f"go on with: proxima resume {self.run_dir}"
+                f"continue with: proxima resume {self.run_dir}"
             )
         error.exit_code = 128 + signum
         return error
 
-    # What people read ------------------------------------------------------------------------------------------------
+    # Output ----------------------------------------------------------------------------------------------------------
 
     def _start(self) -> Tracker:
-        """Make the run folder, say what is about to happen, and open the writers."""
+        """Make the run folder, print the first line, and open the writers."""
         try:
             self.run_dir = make_run_dir(self.config)
             checkpoint.sweep(self.run_dir.parent)
             self.saver = saving.Saver(self.config, self.run_dir)
             self._announce()
             if self.lineage:
-                checkpoint.write_lineage(self.run_dir, self.lineage)
+                write_lineage(self.run_dir, self.lineage)
             return make_tracker(
                 self.run_dir,
                 self.config.track,
@@ -224,18 +219,19 @@ class Trainer:
             self._say(settings)
         for notice in self.notices:
             log.warning(notice)
-        parameters = sum(p.numel() for p in self.policy.parameters())
+        parameters, env = sum(p.numel() for p in self.policy.parameters()), self.parts.env
         self._say(
-            f"{self.config.env.env} on {self.source.text()}{parameters:,} parameters, {self.parts.device}, "
+            f"{self.config.env.env} on {env.num_envs} envs ({type(env).__name__}), "
+            f"{self.parts.hold_schedule.text()}{parameters:,} parameters, {self.parts.device}, "
             f"{self.machine_use()}, run {self.run_dir}"
         )
 
     def _say(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # standard error on a full disk, or a pipe that nobody reads any more
+        with contextlib.suppress(OSError):  # standard error on a full disk, or a closed pipe
             self.console.print(line, highlight=False)
 
     def _settings(self) -> str:
-        """Where the options come from that nobody gave: a preset, or defaults that suit the env."""
+        """The preset in use, or the defaults that were chosen to suit the env."""
         name, chosen = self.config.run.preset, self.parts.defaults
         if name != "none":
             return f"Preset {name} ({all_presets()[name].reaches}); --preset none for plain defaults."
@@ -243,10 +239,10 @@ class Trainer:
         return f"Defaults for {self.parts.traits}: {values}." if values else ""
 
     def machine_use(self) -> str:
-        """Threads of each phase, and what is to be compiled, in a few words."""
-        wanted = {"learner": self.algorithm.learner.compiled, "acting": self.source.compiles}
-        compiled = " and ".join(what for what, is_wanted in wanted.items() if is_wanted)
-        physics, threads = self.source.physics_threads, self.parts.threads
+        """The threads of each phase, and what will be compiled."""
+        parts = {"learner": self.algorithm.learner.epochs.compiled, "acting": self.source.compiled}
+        compiled = " and ".join(name for name, is_compiled in parts.items() if is_compiled)
+        physics, threads = getattr(self.parts.env, "num_threads", None), self.parts.threads
         used = "threads: " + (f"{physics} physics, " if physics else "")
         used += f"{threads.act} acting, {threads.learn} learning"
         return f"{used}, {compiled + ' to be compiled' if compiled else 'eager'}"
@@ -256,16 +252,15 @@ class Clock:
     """Wall time and speed since training started."""
 
     def __init__(self, trainer: Trainer):
-        self._start = time.perf_counter()
-        self._first_step, self._first_decision = trainer.source.global_step, trainer.source.decisions
+        self._start, source = time.perf_counter(), trainer.source
+        self._first = {"global_step": source.global_step, "decisions": source.policy_steps}
 
     def metrics(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Beside those of the iteration that just ended."""
+        """Given the metrics of the iteration that just ended."""
         seconds = time.perf_counter() - self._start
-        found = {"wall_time": seconds, "steps_per_second": (metrics["global_step"] - self._first_step) / seconds}
-        if "decisions" in metrics:
-            found["decisions_per_second"] = (metrics["decisions"] - self._first_decision) / seconds
-        return found
+        rates = {name: (metrics[name] - x) / seconds for name, x in self._first.items() if name in metrics}
+        found = {"wall_time": seconds, "steps_per_second": rates.pop("global_step")}
+        return found | {f"{name}_per_second": rate for name, rate in rates.items()}
 
 
 def train(
@@ -279,10 +274,9 @@ def train(
 
     Args:
         config: options, or a YAML file with them.
-        resume_from: a checkpoint or run folder to go on from, with its options where `config` and `overrides` say
-            nothing else.
+        resume_from: a checkpoint or run folder to continue from; its options are changed by `config` and `overrides`.
         console: where progress is shown; standard error by default.
-        **overrides: single options, as the flags of the command: `train(env="Hopper-v5", num_envs=16)`.
+        **overrides: single options, like the flags of the command: `train(env="Hopper-v5", num_envs=16)`.
 
     Example:
         >>> result = train(env="CartPole-v1", total_timesteps=1024, num_envs=4, num_steps=128)  # doctest: +SKIP
@@ -298,28 +292,19 @@ def train(
     source = None if resume_from is None else checkpoint.find(resume_from)
     if source is not None:
         options = resumed_config(source, path, overrides)
-        check_incomplete(source, options)
-    elif options.checkpoint.auto_resume:
-        source = newest_of_name(options)
-        if source is not None:
-            options = resumed_config(source, None, options.set_options())
-            if is_complete(source, options):
-                return finished_result(source)
+    elif options.checkpoint.auto_resume and (source := newest_of_name(options)) is not None:
+        options = resumed_config(source, None, options.set_options())
+    if source is not None and (done := checkpoint.Checkpoint(source).global_step) >= options.run.total_timesteps:
+        if resume_from is None:
+            log.warning("%s already has total_timesteps env steps: nothing to do.", source)
+            saved = restore_policy(source)
+            return_ = saved.checkpoint.episode_return
+            return TrainResult(source.parent, source, return_, done, saved.policy, saved.config)
+        raise UsageError(
+            f"{source} already has {done:,} of total_timesteps {options.run.total_timesteps:,}: raise "
+            "--total-timesteps to train on."
+        )
     trainer = Trainer(options, console=console)
     if source is not None:
         trainer.restore(source)
     return trainer.run()
-
-
-def finished_result(source: Path) -> TrainResult:
-    """The result of a run that has nothing left to do."""
-    log.warning("%s has all the steps that are asked for: nothing to do.", source)
-    saved = restore_policy(source)
-    return TrainResult(
-        run_dir=source.parent,
-        checkpoint=source,
-        episode_return=saved.checkpoint.episode_return,
-        global_step=saved.checkpoint.global_step,
-        policy=saved.policy,
-        config=saved.config,
-    )

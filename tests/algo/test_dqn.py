@@ -105,7 +105,7 @@ def test_targets_and_loss_by_hand(double: bool, next_value: float) -> None:
         number=torch.arange(2),
     )
     data = learner._prepare(batch)  # type: ignore[arg-type]
-    target = learner._targets(learner.flat.views(learner.state.param), data)
+    target = learner.complete(learner.flat.views(learner.state.param), data).target
     torch.testing.assert_close(target, torch.tensor([0.5 + 0.9 * next_value, 1.25]))
     _, metrics = learner._step(learner.state, learner.learning_rate, [data])
     found = dict(zip(learner.step_metrics, metrics.tolist(), strict=True))
@@ -282,7 +282,7 @@ def test_compiled_agrees_with_eager() -> None:
     compiled, _, _ = make(double_q=True, learning_rate=1e-3, compile="on")
     for learner in (eager, compiled):
         learner.update(replay, 5)  # four in a loop, and one
-    assert compiled.compiled, "the compiler did not work"
+    assert compiled.epochs.compiled, "the compiler did not work"
     torch.testing.assert_close(eager.state.param, compiled.state.param, rtol=1e-5, atol=1e-5)
     assert eager.metrics()["q_loss"] == pytest.approx(compiled.metrics()["q_loss"], abs=1e-5)
 
@@ -294,5 +294,5 @@ def test_without_a_compiler_the_run_goes_on(monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setattr(torch, "compile", broken)
     learner, replay, _ = make(compile="on")
     learner.update(replay, 2)
-    assert not learner.compiled and int(learner.state.steps) == 2
+    assert not learner.epochs.compiled and int(learner.state.steps) == 2
     assert caplog.text.count("no working C++ compiler found") == 1

@@ -122,5 +122,5 @@ def test_what_fails_leaves_the_state_to_the_eager_steps(
     expected, same = run(make(compiled=False), order)
     assert torch.equal(state.param, expected.param) and torch.equal(total, same) and not epochs.compiled
     assert [r.message for r in caplog.records if r.name == log.name] == [
-        "The learner is not compiled (no such op): the run goes on, slower."
+        "The learner is not compiled (no such op): the run continues, but slower."
     ]

@@ -1,30 +1,24 @@
 """The objective by hand."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from proxima.algo.losses import LossTerms, explained_variance, ppo_loss
+from proxima.config.sections import PPOOptions
+from proxima.data.batch import Minibatch
 
 
-def loss(ratio: list[float], advantage: list[float], **changes: object) -> LossTerms:
-    n = len(ratio)
-    arguments: dict = {
-        "log_prob": torch.tensor(ratio).log(),
-        "value": torch.zeros(n),
-        "entropy": torch.zeros(n),
-        "old_log_prob": torch.zeros(n),
-        "old_value": torch.zeros(n),
-        "advantage": torch.tensor(advantage),
-        "return_": torch.zeros(n),
-        "clip_range": 0.2,
-        "clip_value_loss": False,
-        "value_loss_coef": 0.5,
-        "entropy_coef": 0.1,
-        "normalize_advantage": False,
-    }
-    return ppo_loss(**(arguments | changes))
+def loss(ratio: list[float], advantage: list[float], **changes: Any) -> LossTerms:
+    zeros = torch.zeros(len(ratio))
+    batch = Minibatch({}, None, None, zeros, zeros, zeros, torch.tensor(advantage), zeros)
+    options = PPOOptions(clip_range=0.2, value_loss_coef=0.5, entropy_coef=0.1)
+    options.clip_value_loss = changes.pop("clip_value_loss", False)
+    options.normalize_advantage = changes.pop("normalize_advantage", "off")
+    value, entropy = changes.pop("value", zeros), changes.pop("entropy", zeros)
+    return ppo_loss(torch.tensor(ratio).log(), value, entropy, batch._replace(**changes), options)
 
 
 @pytest.mark.parametrize(
@@ -56,8 +50,8 @@ def test_the_terms_add_up() -> None:
 
 
 def test_normalised_advantages_survive_a_minibatch_of_one() -> None:
-    assert math.isfinite(float(loss([1.0], [3.0], normalize_advantage=True).loss))
-    terms = loss([1.0, 1.0], [3.0, 5.0], normalize_advantage=True)
+    assert math.isfinite(float(loss([1.0], [3.0], normalize_advantage="minibatch").loss))
+    terms = loss([1.0, 1.0], [3.0, 5.0], normalize_advantage="minibatch")
     assert float(terms.policy_loss) == pytest.approx(0.0, abs=1e-6)
 
 

@@ -262,7 +262,7 @@ def test_compiled_agrees_with_eager(kind: str) -> None:
     compiled, same, _ = make(action, update_epochs=1, compile="on", **options)
     one = eager.update(eager.prepare(rollout))
     two = compiled.update(compiled.prepare(same))
-    assert compiled.compiled, "the compiler did not work"
+    assert compiled.epochs.compiled, "the compiler did not work"
     torch.testing.assert_close(eager.state.param, compiled.state.param, rtol=1e-3, atol=2e-5)
     assert one["policy_loss"] == pytest.approx(two["policy_loss"], abs=1e-4)
 
@@ -278,7 +278,7 @@ def test_a_number_that_changes_between_two_calls_of_a_compiled_step_is_not_froze
         for name, value in changes.items():
             setattr(learner.config.ppo, name, value)
         metrics = learner.update(batch)
-        assert learner.compiled == (compiled == "on"), "the compiler did not work"
+        assert learner.epochs.compiled == (compiled == "on"), "the compiler did not work"
         updated[compiled] = learner.state.param.clone(), metrics["clip_fraction"]
     torch.testing.assert_close(updated["off"], updated["on"], rtol=1e-3, atol=2e-5)
 
@@ -295,7 +295,7 @@ def test_sequences_that_are_too_long_to_unroll_are_not_compiled(caplog: pytest.L
     options = {"rnn": "gru", "num_steps": 200, "bptt_length": 200, "compile": "on", "minibatch_size": 2}
     config = load_config(None, options)
     policy = ActorCritic(Spec({"obs": ObsSpec((2,), "float32")}, BOX), config.policy, config.normalize)
-    assert not PPOLearner(policy, config, device=torch.device("cpu"), seed=0).compiled
+    assert not PPOLearner(policy, config, device=torch.device("cpu"), seed=0).epochs.compiled
     assert "The learner is not compiled (bptt_length is 200, and above 128" in caplog.text
 
 
@@ -309,7 +309,7 @@ def test_without_a_compiler_the_run_goes_on(monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setattr(torch, "compile", broken)
     learner, rollout, _ = make(compile="on")
     learner.update(learner.prepare(rollout))
-    assert not learner.compiled and "no working C++ compiler found" in caplog.text
+    assert not learner.epochs.compiled and "no working C++ compiler found" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["two RNNs, padded", "lstm, whole rollouts, beta"])

@@ -4,7 +4,7 @@ from collections import deque
 
 import torch
 
-from proxima.data.frames import frame_rows, gather_frames
+from proxima.data.frames import frame_rows, gather_stacks
 
 
 def test_rows_by_hand() -> None:
@@ -29,6 +29,6 @@ def test_stacks_equal_those_of_a_loop() -> None:
             else:
                 last.append(stored[t, env])
             rows = frame_rows(torch.tensor([t]), torch.tensor([begun]), frames)
-            stack = gather_frames(stored, rows, torch.tensor([env]))
+            stack = gather_stacks(stored.flatten(0, 1), rows * envs + env)
             assert stack.shape == (1, frames * 2, 5, 6) and stack.dtype == torch.uint8
             assert torch.equal(stack[0], torch.cat(list(last)))

@@ -1,4 +1,4 @@
-"""Environments that misbehave: they end the process, raise what nobody expects, or return what nobody can read.
+"""Environments that misbehave: they end the process, raise unusual exceptions, or return unreadable values.
 
 No torch here: async workers import this file.
 """
@@ -17,11 +17,11 @@ from gymnasium import spaces
 
 
 class Panic(BaseException):
-    """As some bindings of native code raise it: not an Exception."""
+    """Not an Exception, like errors of some native bindings."""
 
 
 def misbehave(what: str) -> None:
-    """End the process, or raise, as `what` says."""
+    """End the process, or raise, depending on `what`."""
     if what == "sys.exit":
         sys.exit(0)
     if what == "panic":
@@ -34,7 +34,7 @@ def misbehave(what: str) -> None:
         os._exit(0)
     if what == "segfault":
         os.kill(os.getpid(), signal.SIGSEGV)
-    if what == "helper":  # a process of its own that outlives this one and keeps its file descriptors
+    if what == "helper":  # a process that outlives this one and keeps its file descriptors
         if os.fork() == 0:
             time.sleep(30)
             os._exit(0)
@@ -45,7 +45,7 @@ def misbehave(what: str) -> None:
 
 
 class Hostile(gym.Env):
-    """Counts steps; does `what` in `where`, at step `at` of its life, but never again once the file `once` is there."""
+    """Counts steps; does `what` in `where`, at its step `at`, unless the file `once` exists."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
     action_space = spaces.Discrete(2)
@@ -80,7 +80,7 @@ class Hostile(gym.Env):
 
 
 class Slow(Hostile):
-    """Takes its time over a step, and over its first reset."""
+    """Slow steps, and a slow first reset."""
 
     def __init__(self, seconds: float = 0.0, first_reset: float = 0.0, replay: bool = False) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Slow(Hostile):
 
 
 class Returns(gym.Env):
-    """Returns what it is told to, in the steps with an even number: `reward`, `terminated`, `info` or `reset_info`."""
+    """Returns the given `reward`, `terminated`, `info` or `reset_info` in even steps."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
     action_space = spaces.Discrete(2)
@@ -128,7 +128,7 @@ class UnreadableInfo(dict):
 
 
 class BrokenState(Hostile):
-    """An env with a state of its own that it cannot give, or take."""
+    """An env whose own `get_state` or `set_state` raises."""
 
     def __init__(self, broken: str = "get_state") -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""An env that turns out to hold more than data only after a while; no torch, workers import it."""
+"""An env whose attributes stop being plain data after a while. No torch here: workers import this file."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 
 class Late(gym.Env):
-    """`what` is "iterator": something that is no data from step 20 on; "object": an object that a new env has not."""
+    """From step 20 on, `what` is "iterator": an attribute that is no data; "object": an object that a new env lacks."""
 
     observation_space = spaces.Box(-1, 1, (1,))
     action_space = spaces.Discrete(2)

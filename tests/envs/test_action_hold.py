@@ -1,4 +1,4 @@
-"""Held actions: the wrapper by hand, and every back end the same to the bit, whatever ends in mid-hold."""
+"""Held actions: the wrapper against hand-computed values, and every back end bit-identical."""
 
 import io
 from typing import Any
@@ -83,20 +83,20 @@ def test_the_hold_of_the_wrapper_may_change_and_actions_are_copies() -> None:
 # ---- every back end
 
 
-def trajectory(env: VecEnv, decisions: int, *, seed: int = 3) -> list[torch.Tensor]:
-    """Everything that `decisions` random actions gave, copied; ended rows only where only they count."""
+def trajectory(env: VecEnv, count: int, *, seed: int = 3) -> list[torch.Tensor]:
+    """Everything that `count` random actions returned, copied; arbitrary rows are left out."""
     first = [x.clone() for x in in_order(env.reset(seed))]
-    return [*first, *go_on(env, decisions)]
+    return [*first, *rollout(env, count)]
 
 
 def in_order(obs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    """Gymnasium sorts the keys of a space, and a vector env need not."""
+    """Sorted by key: Gymnasium sorts the keys of a space, a vector env need not."""
     return [obs[key] for key in sorted(obs)]
 
 
-def go_on(env: VecEnv, decisions: int) -> list[torch.Tensor]:
+def rollout(env: VecEnv, count: int) -> list[torch.Tensor]:
     rng, space, found = np.random.default_rng(0), env.action_space, []
-    for _ in range(decisions):
+    for _ in range(count):
         if isinstance(space, gym.spaces.Box):
             action = torch.from_numpy(rng.uniform(space.low, space.high, (env.num_envs, *space.shape))).float()
         else:
@@ -134,7 +134,7 @@ HOLDS = [Hold(4, 4, 0.99), Hold(1, 7, 0.9), Hold(100, 100, 1.0)]
 @pytest.mark.parametrize("hold", HOLDS)
 @pytest.mark.parametrize("env_id", [*MUJOCO, "proxima/SyntheticQuadruped-v0"])
 def test_batch_equals_sync_with_ends_in_mid_hold(env_id: str, hold: Hold) -> None:
-    """Falls, and a time limit that is no multiple of any hold."""
+    """Terminations, and a time limit that is no multiple of any hold."""
     results = []
     for mode in ("batch", "sync"):
         env = held(env_id, mode, hold, max_episode_steps=47, spread_episodes=True)
@@ -155,7 +155,7 @@ def test_async_equals_sync() -> None:
 
 @pytest.mark.parametrize("mode", ["batch", "sync"])
 def test_a_held_step_is_what_its_single_steps_add_up_to(mode: str) -> None:
-    """The bits of the same env, stepped with the same action again and again."""
+    """Bit-identical to the same env stepped repeatedly with the same action."""
     one, many = (held("Hopper-v5", mode, hold, max_episode_steps=20) for hold in (Hold(), Hold(6, 6, GAMMA)))
     rng = np.random.default_rng(1)
     one.reset(0), many.reset(0)
@@ -168,7 +168,7 @@ def test_a_held_step_is_what_its_single_steps_add_up_to(mode: str) -> None:
         reward, weight = torch.zeros(5, dtype=torch.float64), 1.0
         for i in range(6):
             single = one.step(action)
-            going = step.duration > i  # what comes after an end is the next episode, and not looked at
+            going = step.duration > i  # steps after the end belong to the next episode and are not compared
             reward += torch.where(going, weight * single.reward, 0.0)
             weight *= GAMMA
             last = step.duration == i + 1
@@ -236,13 +236,13 @@ def test_the_state_holds_the_durations_to_come(mode: str) -> None:
     assert isinstance(env, ExactState)
     buffer = io.BytesIO()
     torch.save(env.get_state(), buffer)
-    expected = go_on(env, 25)
+    expected = rollout(env, 25)
     buffer.seek(0)
     resumed = make()
     assert isinstance(resumed, ExactState)
     resumed.set_state(torch.load(buffer, weights_only=True))
     assert resumed.hold == Hold(1, 6, GAMMA)
-    assert_equal(go_on(resumed, 25), expected)
+    assert_equal(rollout(resumed, 25), expected)
 
 
 def test_durations_follow_the_seed_and_fill_the_range() -> None:

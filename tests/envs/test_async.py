@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,6 @@ from proxima.errors import EnvFailure, UsageError
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def opened() -> Iterator[list[VecEnv]]:
-    """Envs put in here are closed whatever happens."""
-    envs: list[VecEnv] = []
-    yield envs
-    for env in envs:
-        env.close()
 
 
 def counters(opened: list[VecEnv], *, num_envs: int = 2, num_workers: int = 2, **kwargs: Any) -> AsyncVecEnv:
@@ -54,7 +44,7 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_until_gone(pids: list[int], seconds: float = 10.0) -> list[int]:
-    """The processes that are still there after all that time."""
+    """The processes that still exist after a while."""
     deadline = time.monotonic() + seconds
     while (left := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -70,7 +60,7 @@ def random_action(env: VecEnv, generator: torch.Generator) -> torch.Tensor:
 
 
 def record(env: VecEnv, steps: int) -> dict[str, list[torch.Tensor]]:
-    """Everything that a run of random actions gives."""
+    """Everything that random actions return."""
     generator = torch.Generator().manual_seed(1)
     log: dict[str, list[torch.Tensor]] = {"obs": [env.reset(123)["obs"].clone()]}
     for _ in range(steps):
@@ -166,7 +156,7 @@ def test_a_worker_killed_between_steps_is_replaced(opened: list[VecEnv], caplog:
     env = counters(opened, length=99)
     env.reset(0)
     env.step(noop(env))
-    os.kill(env._workers[1].pid, signal.SIGKILL)
+    os.kill(env._group.workers[1].pid, signal.SIGKILL)
     step = env.step(noop(env))
     assert step.truncated.tolist() == [False, True]
     assert "worker 1 (envs 1 to 1) was killed by SIGKILL" in caplog.text
@@ -176,7 +166,7 @@ def test_a_worker_killed_between_steps_is_replaced(opened: list[VecEnv], caplog:
 def test_a_python_exception_costs_only_its_own_env(opened: list[VecEnv], caplog: Any) -> None:
     env = counters(opened, num_envs=4, fail="raise", fail_seed=1, length=99)
     env.reset(0)
-    pids = [worker.pid for worker in env._workers]
+    pids = [worker.pid for worker in env._group.workers]
     for _ in range(3):
         step = env.step(noop(env))
     assert step.truncated.tolist() == [False, True, False, False]
@@ -184,14 +174,14 @@ def test_a_python_exception_costs_only_its_own_env(opened: list[VecEnv], caplog:
     assert "joint 3 exploded" in caplog.text
     assert "break_down" in caplog.text
     assert env.counters() == {"worker_restarts": 1}
-    assert [worker.pid for worker in env._workers] == pids
+    assert [worker.pid for worker in env._group.workers] == pids
 
 
 @pytest.mark.parametrize(("fail", "reason"), [("raise", "RuntimeError: joint 3 exploded"), ("exit", "code 3")])
 def test_an_env_that_always_dies_ends_the_run(fail: str, reason: str, opened: list[VecEnv]) -> None:
     env = counters(opened, num_envs=1, fail=fail, fail_at=1, max_failures=3)
     env.reset(0)
-    pids = [worker.pid for worker in env._workers]
+    pids = [worker.pid for worker in env._group.workers]
     for _ in range(2):
         assert env.step(noop(env)).truncated.all()
     with pytest.raises(EnvFailure, match=rf"3 times in a row.*{reason}") as caught:
@@ -235,7 +225,7 @@ def test_a_worker_that_writes_much_to_stderr_is_not_blocked(opened: list[VecEnv]
 def test_ctrl_c_and_sigterm_are_the_parents_affair(opened: list[VecEnv]) -> None:
     env = counters(opened, length=99)
     env.reset(0)
-    for worker in env._workers:
+    for worker in env._group.workers:
         os.kill(worker.pid, signal.SIGINT)
         os.kill(worker.pid, signal.SIGTERM)
     assert env.step(noop(env)).reward.tolist() == [1, 1]
@@ -250,7 +240,7 @@ def test_reset_after_an_interrupted_step(opened: list[VecEnv], monkeypatch: Any)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(env, "_finish", interrupt)
+        patch.setattr(env._group, "_answer", interrupt)
         with pytest.raises(KeyboardInterrupt):
             env.step(noop(env))
     with pytest.raises(RuntimeError, match="interrupted"):
@@ -263,12 +253,12 @@ def test_reset_after_an_interrupted_step(opened: list[VecEnv], monkeypatch: Any)
 def test_close_ends_the_workers(opened: list[VecEnv]) -> None:
     env = counters(opened)
     env.reset(0)
-    pids = [worker.pid for worker in env._workers]
+    pids = [worker.pid for worker in env._group.workers]
     env.close()
     env.close()
     assert [pid for pid in pids if is_alive(pid)] == []
     forgotten = counters([])
-    pids = [worker.pid for worker in forgotten._workers]
+    pids = [worker.pid for worker in forgotten._group.workers]
     del forgotten
     assert wait_until_gone(pids) == []
 
@@ -293,7 +283,7 @@ class Mine(gym.Env):
 gym.register("Mine-v0", ENTRY_POINT)
 env = make_env("Mine-v0", num_envs=2, mode="async", num_workers=2)
 env.reset(0)
-print(*[worker.pid for worker in env._workers], flush=True)
+print(*[worker.pid for worker in env._group.workers], flush=True)
 print(env.step(torch.zeros(2, dtype=torch.int64)).reward.sum().item(), flush=True)
 """
 

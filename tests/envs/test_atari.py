@@ -7,11 +7,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from pixel_tools import built, digest, digest_elsewhere, trace
+from pixel_tools import assert_exact_state, built, digest, trace
 
 from proxima.envs.catalog import find_spec, live_ids
 from proxima.envs.gymnasium.async_vec import AsyncVecEnv
-from proxima.envs.gymnasium.exactness_trial import why_inexact
 from proxima.envs.gymnasium.spaces import step_seconds
 from proxima.envs.make import list_envs, make_env
 from proxima.errors import UsageError
@@ -102,17 +101,7 @@ def test_a_reset_in_the_middle_of_a_game_starts_a_new_one() -> None:
 @needs_atari
 @pytest.mark.parametrize("env_id", [PONG, BREAKOUT])
 def test_sticky_actions_go_on_exactly_in_another_process(env_id: str, tmp_path: Path) -> None:
-    env = built(env_id, render_mode="rgb_array")
-    env.reset(seed=5)
-    digest(env, 100, seed=0)
-    state, picture = env.unwrapped.get_state(), env.render()  # type: ignore[attr-defined]
-    expected = digest(env, 200, seed=1)
-    assert digest_elsewhere(tmp_path, env_id, {}, state, 200) == expected
-    other = built(env_id, render_mode="rgb_array")
-    other.unwrapped.set_state(state)  # type: ignore[attr-defined]
-    assert np.array_equal(picture, other.unwrapped.render())  # type: ignore[arg-type]
-    assert digest(other, 200, seed=1) == expected
-    assert why_inexact(lambda: built(env_id)) is None
+    assert_exact_state(tmp_path, env_id, {}, before=100, after=200)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A package that is missing or broken concerns its own envs only, which say so in one line."""
+"""A missing or broken package affects only the envs that need it; their error is one line."""
 
 import importlib.util
 import os
@@ -34,7 +34,7 @@ print("listed", next((row.status for row in list_envs() if row.id == env_id), "n
 
 
 def lines_with(folder: Path, package: str, body: str, *env_ids: str) -> list[str]:
-    """What a process says about the first env, with a broken package on its path."""
+    """The output of a process with a broken package on its path."""
     (folder / f"{package}.py").write_text(body)
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *env_ids],

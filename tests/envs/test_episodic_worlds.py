@@ -1,4 +1,4 @@
-"""What every world that steps all its envs in one call shares: ends, limits, holds, `aux`, and states of format 3."""
+"""`EpisodicVecEnv`: ends of episodes, time limits, holds, `aux`, and old states of format 3."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from proxima.errors import UsageError
 
 
 class Count(EpisodicVecEnv):
-    """Counts the steps of an episode, which is all that it shows; env i ends its episodes after `lengths[i]` steps."""
+    """Observation is the step of the episode; env i ends its episodes after `lengths[i]` steps."""
 
     observation_space = spaces.Dict({"obs": spaces.Box(0.0, np.inf, (1,), np.float64)})
     action_space = spaces.Discrete(2)
@@ -62,7 +62,7 @@ class NumpyCount(Count):
 
 
 class NeverAsks(Count):
-    """On the CPU, with the code that a GPU would run."""
+    """On the CPU, with the code path of a GPU."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -131,7 +131,7 @@ def test_other_worlds_have_no_aux() -> None:
     ("world", "lengths", "options", "observations"),
     [
         (Count, None, {}, 12 + 3),
-        (NeverAsks, None, {}, 12 + 3),  # all at the same step, and only the limit ends them: the host knows
+        (NeverAsks, None, {}, 12 + 3),  # all at the same step, and only the time limit ends them, so the host knows
         (NeverAsks, [9, 9, 9], {}, 24),
         (NeverAsks, None, {"spread_episodes": True}, 24 - 1),
         (Count, None, {"spread_episodes": True}, 12 + 9),
@@ -151,7 +151,7 @@ def test_a_step_observes_twice_only_where_an_episode_may_have_ended(
 @pytest.mark.parametrize("hold", [Hold(), Hold(1, 4, 0.9), Hold(3, 3, 0.9)])
 @pytest.mark.parametrize("env_id", ["proxima/SyntheticQuadruped-v0", "proxima/Recall-v0"])
 def test_the_code_for_a_gpu_gives_the_same_bits(env_id: str, hold: Hold) -> None:
-    """Run on the CPU here: it only never asks whether something ended."""
+    """On the CPU, but without testing whether an episode ended."""
     one, two = (make_env(env_id, num_envs=4, max_episode_steps=13, spread_episodes=True) for _ in range(2))
     two._on_cpu = False  # type: ignore[attr-defined]
     for env in (one, two):

@@ -1,10 +1,9 @@
-"""The trial of exactness at the start of a run ends with an answer, whatever the env does."""
+"""The test of exactness at the start of a run returns an answer, whatever the env does."""
 
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,6 @@ from proxima.envs.make import make_env
 from proxima.errors import StopRequest
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def opened() -> Iterator[list[VecEnv]]:
-    """Envs put in here are closed whatever happens."""
-    envs: list[VecEnv] = []
-    yield envs
-    for env in envs:
-        env.close()
 
 
 def hostile(**kwargs: Any) -> Any:
@@ -96,14 +86,14 @@ def test_a_slow_env_is_left_alone_at_the_deadline(replay: bool, monkeypatch: Any
     monkeypatch.setattr(exactness_trial, "TRIAL_SECONDS", 0.4)
     start = time.monotonic()
     assert why_inexact(lambda: hostile_envs.Slow(0.15, replay=replay)) == (
-        "whether its state is exact could not be tried within 0.4 s"
+        "whether its state is exact could not be tested within 0.4 s"
     )
     assert time.monotonic() - start < 1.5
 
 
 @pytest.mark.parametrize("replay", [False, True])
 def test_a_rather_slow_env_is_compared_for_fewer_steps(replay: bool, monkeypatch: Any) -> None:
-    monkeypatch.setattr(exactness_trial, "TRIAL_SECONDS", 2.0)  # as 0.5 s a step in 20 s
+    monkeypatch.setattr(exactness_trial, "TRIAL_SECONDS", 2.0)  # as 0.5 s per step in 20 s
     start = time.monotonic()
     assert why_inexact(lambda: hostile_envs.Slow(0.05, replay=replay)) is None
     assert time.monotonic() - start < 3.0
@@ -129,7 +119,7 @@ def test_a_run_in_workers_goes_on_after_a_trial_that_failed(
     env.reset(0)
     reason = env.why_inexact()
     deadly = what in ("abort", "os._exit", "segfault")
-    assert reason is not None and ("could not be tried: the worker" if deadly else "cannot be taken") in reason
+    assert reason is not None and ("could not be tested: the worker" if deadly else "cannot be saved") in reason
     assert "\n" not in reason
     assert (env.get_state() is None) == deadly  # type: ignore[attr-defined]
     step = env.step(torch.zeros(3, dtype=torch.int64))
@@ -149,7 +139,7 @@ def test_a_worker_that_died_in_the_trial_is_replaced_before_a_reset_or_a_state(
     opened.append(env)
     env.reset(0)
     state = env.get_state()  # type: ignore[attr-defined]
-    assert "could not be tried" in str(env.why_inexact())
+    assert "could not be tested" in str(env.why_inexact())
     obs = env.reset(1) if then == "reset" else env.set_state(state)  # type: ignore[attr-defined]
     assert obs["obs"].tolist() == [[0.0], [0.0]]
     assert not env.step(torch.zeros(2, dtype=torch.int64)).ended.any()
@@ -163,7 +153,7 @@ def test_a_trial_that_hangs_is_ended_with_its_worker(opened: list[VecEnv], monke
     opened.append(env)
     env.reset(0)
     reason = str(env.why_inexact())
-    assert "could not be tried: the worker did not answer within 1 s and was killed" in reason
+    assert "could not be tested: the worker did not answer within 1 s and was killed" in reason
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

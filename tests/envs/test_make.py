@@ -1,4 +1,4 @@
-"""The choice of a back end, and what is said about an id that does not work."""
+"""The choice of a back end, and the errors for ids that do not work."""
 
 import importlib.util
 from typing import Any
@@ -43,8 +43,8 @@ def test_batch_where_it_cannot_serve_says_why_and_what_to_use() -> None:
         ("LunarLander-v2", "no longer supported: use 'LunarLander-v3'"),
         ("CartPole-v9", "'CartPole-v9' does not exist: use 'CartPole-v1'"),
         ("other/Pong-v5", r"'package:other/Pong-v5'"),
-        ("no_such_module:Env-v0", "cannot import the module 'no_such_module'"),
-        ("a:b:CartPole-v1", "cannot import"),
+        ("no_such_module:Env-v0", "the module no_such_module cannot be imported"),
+        ("a:b:CartPole-v1", "cannot be imported"),
         ("", "not registered"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Super Mario Bros.: what memory means, and that a console goes on exactly wherever it stands."""
+"""Super Mario Bros.: reading the console's memory, and exact states of consoles."""
 
 import subprocess
 import sys
@@ -8,14 +8,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from pixel_tools import built, digest, digest_elsewhere, trace
+from pixel_tools import assert_exact_state, built, digest, trace
 
 from proxima.envs.catalog import missing_package
 from proxima.envs.games.mario import game, rom
 from proxima.envs.games.mario.emulator import mask
 from proxima.envs.games.mario.env import ACTIONS, MarioEnv
 from proxima.envs.gymnasium.async_vec import AsyncVecEnv
-from proxima.envs.gymnasium.exactness_trial import why_inexact
 from proxima.envs.gymnasium.spaces import step_seconds
 from proxima.envs.make import make_env
 from proxima.errors import UsageError
@@ -27,7 +26,7 @@ RIGHT, RIGHT_A = 1, 2
 
 
 def memory(**places: int) -> bytes:
-    """A console's memory in the middle of play, with some places changed."""
+    """A console's memory in the middle of a game, with some addresses changed."""
     ram = bytearray(2048)
     names = {"state": 0x0E, "down": 0xB5, "page": 0x6D, "x": 0x86, "y": 0x3B8, "lives": 0x75A, "float": 0x1D}
     names |= {"world": 0x75F, "stage": 0x75C, "area": 0x760, "status": 0x756, "mode": 0x770, "enemy": 0x18}
@@ -222,17 +221,7 @@ def test_sticky_buttons_come_from_the_seed() -> None:
 @needs_game
 def test_a_console_goes_on_exactly_in_another_process(tmp_path: Path) -> None:
     options: dict[str, Any] = {"repeat_action_probability": 0.1, "noop_max": 8, "shaping": True}
-    env = built(STAGE, render_mode="rgb_array", **options)
-    env.reset(seed=5)
-    digest(env, 60, seed=0)
-    state, picture = env.unwrapped.get_state(), env.render()  # type: ignore[attr-defined]
-    expected = digest(env, 120, seed=1)
-    assert digest_elsewhere(tmp_path, STAGE, options, state, 120) == expected
-    other = built(STAGE, render_mode="rgb_array", **options)
-    other.unwrapped.set_state(state)  # type: ignore[attr-defined]
-    assert np.array_equal(picture, other.unwrapped.render())  # type: ignore[arg-type]
-    assert digest(other, 120, seed=1) == expected
-    assert why_inexact(lambda: built(STAGE)) is None
+    assert_exact_state(tmp_path, STAGE, options, before=60, after=120)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The game file is read only where it can be one."""
+"""Only a small regular file is read as the game file."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Games on pixels: what an image is made of, and a game of our own on them."""
+"""Games with pixel observations: how images are made, and our own toy game."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from pixel_tools import built, digest, digest_elsewhere, trace
 from proxima.envs.games.pixels import AreaResize, PixelEnv, grey
 from proxima.envs.gymnasium import async_vec
 from proxima.envs.gymnasium.exactness_trial import why_inexact
-from proxima.envs.gymnasium.snapshot import Snapshot
+from proxima.envs.gymnasium.snapshot import TrackedEnv
 from proxima.envs.gymnasium.spaces import StackedBox, step_seconds
 from proxima.envs.make import make_env
 from proxima.envs.toys.pixel_catch import PixelCatch
@@ -37,7 +37,7 @@ def test_grey_weighs_the_colours() -> None:
 
 
 class Counter(PixelEnv):
-    """Frame n is a grey of n, brighter on the left in even ones; pays n, and ends at `end`."""
+    """Frame n has brightness n, brighter on the left in even ones; reward n; ends at `end`."""
 
     def __init__(self, end: int = 1000, **pixels: Any) -> None:
         super().__init__(**pixels)
@@ -70,14 +70,14 @@ def test_steps_skip_sum_and_keep_the_brighter_of_two_frames() -> None:
     env = Counter(image_size=2, render_mode="rgb_array")
     assert isinstance(env.observation_space, StackedBox) and env.observation_space.frames == 4
     first, _ = env.reset(seed=0)
-    assert first[:, 0].tolist() == [[100, 0]] * 4  # the first image stands for those before it
+    assert first[:, 0].tolist() == [[100, 0]] * 4  # the stack is filled with the first image
     obs, reward, terminated, truncated, _ = env.step(0)
     assert (reward, terminated, truncated) == (1 + 2 + 3 + 4, False, False)
     assert obs[:, 0].tolist() == [[100, 0]] * 3 + [[104, 4]]
     env.step(0)
     obs, *_ = Counter.step(env, 0)
     assert obs[:, 1].tolist() == [[100, 0], [104, 4], [108, 8], [112, 12]]
-    assert first[:, 0].tolist() == [[100, 0]] * 4  # what was given is not changed later
+    assert first[:, 0].tolist() == [[100, 0]] * 4  # a returned observation is not changed later
     frame = env.render()
     assert frame is not None and frame.shape == (8, 8, 3) and frame[0, 7, 0] == 12
     assert step_seconds(env) == pytest.approx(4 / 60)
@@ -145,12 +145,12 @@ def test_its_own_state_is_kept_with_that_of_the_wrappers() -> None:
     import gymnasium as gym
 
     env, other = (gym.wrappers.TimeLimit(built(CATCH), 50) for _ in range(2))
-    snapshot = Snapshot(env)
+    tracked = TrackedEnv(env)
     env.reset(seed=0)
     for _ in range(30):
         env.step(0)
-    Snapshot(other).restore(snapshot.capture())
-    assert not snapshot.replays and other._elapsed_steps == 30
+    TrackedEnv(other).restore(tracked.capture())
+    assert not tracked.replays and other._elapsed_steps == 30
     assert [other.step(0)[3] for _ in range(20)] == [False] * 19 + [True]
 
 

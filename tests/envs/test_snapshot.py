@@ -1,4 +1,4 @@
-"""States of Gymnasium envs go on exactly in other objects and other processes."""
+"""States of Gymnasium envs continue exactly in other objects and other processes."""
 
 import io
 import random
@@ -14,7 +14,7 @@ from gymnasium import spaces
 from proxima.envs.contract import VecEnv
 from proxima.envs.gymnasium.exactness_trial import why_inexact
 from proxima.envs.gymnasium.plain import pack, unpack
-from proxima.envs.gymnasium.snapshot import Snapshot
+from proxima.envs.gymnasium.snapshot import TrackedEnv
 from proxima.envs.make import list_envs, make_env
 
 INSTALLED = [
@@ -22,12 +22,12 @@ INSTALLED = [
     for e in list_envs()
     if e.newest and e.missing is None and str(gym.spec(e.id).entry_point).startswith("gymnasium.")
 ]
-# Their Box2D world outlives an episode and remembers it, so episodes of a fresh world differ in the last bits.
+# Their Box2D world is kept from one episode to the next, so episodes of a fresh world differ in the last bits.
 INEXACT = {"BipedalWalker-v3", "BipedalWalkerHardcore-v3", "CarRacing-v3"}
 
 
 class Walk(gym.Env):
-    """A random walk with an object of its own, so that only a replay brings it back; `leak` breaks even that."""
+    """A random walk whose state is in an opaque object, so that it must be replayed; `leak` makes replays inexact."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (1,))
     action_space = spaces.Discrete(2)
@@ -112,16 +112,16 @@ def test_a_state_crosses_processes_and_back_ends(env_id: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("env_id", sorted(INEXACT))
 def test_inexact_envs_say_so(env_id: str) -> None:
-    assert "outlives an episode" in str(make_env(env_id).why_inexact())
+    assert "kept from one episode to the next" in str(make_env(env_id).why_inexact())
 
 
 def test_an_env_with_objects_is_replayed() -> None:
-    assert Snapshot(Walk()).replays and not Snapshot(gym.make("CartPole-v1")).replays
+    assert TrackedEnv(Walk()).replays and not TrackedEnv(gym.make("CartPole-v1")).replays
     assert why_inexact(Walk) is None
 
 
 def test_an_env_that_cannot_be_brought_back_is_found_out() -> None:
-    assert why_inexact(lambda: Walk(leak=True)) == "replayed episodes go on differently"
+    assert why_inexact(lambda: Walk(leak=True)) == "replayed episodes continue differently"
 
 
 def test_an_env_that_draws_from_a_generator_out_of_sight_is_found_out() -> None:
@@ -144,10 +144,10 @@ def test_objects_that_keep_more_than_they_show_are_replayed() -> None:
         def place(self) -> Any:
             return self.places
 
-    assert Snapshot(Hoard()).replays
+    assert TrackedEnv(Hoard()).replays
     hoard = Hoard()
     del hoard.seen
-    assert not Snapshot(hoard).replays
+    assert not TrackedEnv(hoard).replays
 
 
 def test_a_generator_of_the_standard_library_is_data() -> None:
@@ -166,7 +166,7 @@ def test_a_generator_of_the_standard_library_is_data() -> None:
             self.x += self.dice.random()
             return np.array([self.x], np.float32), 0.0, False, False, {}
 
-    assert not Snapshot(Dice()).replays and why_inexact(Dice) is None
+    assert not TrackedEnv(Dice()).replays and why_inexact(Dice) is None
 
 
 def test_wrappers_are_part_of_the_state() -> None:

@@ -325,7 +325,7 @@ def test_names_of_numbers_are_a_tuple_of_texts(declared: Any, names: tuple[str, 
 def test_a_number_that_is_kept_anyway_cannot_be_named(name: str) -> None:
     env = toy_envs.Counter()
     env.episode_info = (name,)  # type: ignore[attr-defined]
-    with pytest.raises(UsageError, match=f"names '{name}', which is kept for every env: leave it out"):
+    with pytest.raises(UsageError, match=f"names '{name}', which is reported for every env: leave it out"):
         layout_of(env)
 
 

@@ -1,4 +1,4 @@
-"""Worlds on tensors: the same on every back end, exact to restore, and what they say about episodes."""
+"""Envs on tensors: the same on every back end, exact after a restore, with episode statistics."""
 
 import pytest
 import torch

@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 
 class Counter(gym.Env):
-    """Observation (episode, step, draw of the generator); reward is the step. Fails in many ways when told to.
+    """Observation (episode, step, draw of the generator); reward is the step. Fails in the way of `fail`.
 
     It fails at step `fail_at` of the object's life, but only the object whose first seed was `fail_seed` (None: all).
     """
@@ -77,7 +77,7 @@ class Counter(gym.Env):
 
 
 class Scorer(Counter):
-    """Tells a flag (even episodes) and a place (ten an episode, one a step); names a text and a nothing as well."""
+    """Reports a flag (even episodes) and a position (10 per episode, 1 per step); names two keys without numbers."""
 
     episode_info = ("flag_get", "x_pos", "note", "absent")
 
@@ -93,7 +93,7 @@ class Scorer(Counter):
 
 
 class Screen(gym.Env):
-    """A game of three steps, seen in grey at 12 x 12; drawn in colour, as large and as fast as it says."""
+    """A game of three steps with 12 x 12 grayscale observations; renders in colour, at a given size and frame rate."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 50}  # noqa: RUF012
     observation_space = spaces.Box(0, 255, (12, 12, 1), np.uint8)
@@ -115,7 +115,7 @@ class Screen(gym.Env):
         return self.observe(), 1.0, self.count == 3, False, {}
 
     def render(self) -> np.ndarray:
-        """The upper half is the sky, the lower as bright as the last action."""
+        """The upper half is sky, the lower half is as bright as the last action."""
         picture = np.full((*self.size, 3), (92, 148, 252), np.uint8)
         picture[self.size[0] // 2 :] = 60 * self.action
         return picture
@@ -152,7 +152,7 @@ NESTED = spaces.Dict(
 
 
 class Fixed(gym.Env):
-    """Gives samples of the observation space that it is made with; says whether its process has torch."""
+    """Returns samples of a given observation space; reports whether its process has imported torch."""
 
     action_space = spaces.Discrete(2)
 
@@ -173,7 +173,7 @@ class Fixed(gym.Env):
 
 
 class Process(gym.Env):
-    """Observation: process id and thread setting of where it runs."""
+    """Observation: process id and thread setting of its process."""
 
     observation_space = spaces.Box(0, np.inf, (2,), np.float64)
     action_space = spaces.Discrete(2)

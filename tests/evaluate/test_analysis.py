@@ -1,4 +1,4 @@
-"""What the analyses say, of episodes whose truth is known."""
+"""Analyses of episodes whose true values are known."""
 
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def test_a_perfect_critic_and_one_that_overestimates() -> None:
     perfect = ValueAnalysis.of([episode(reward, truth)], gamma=0.9)
     assert perfect.explained_variance == pytest.approx(1.0) and perfect.bias == pytest.approx(0.0)
     assert perfect.calibration == (pytest.approx(1.0), pytest.approx(0.0))
-    # Twice the truth and three more: outcomes are half of what is left after taking three away.
+    # Value = 2 * return + 3, so return = 0.5 * value - 1.5.
     hopeful = ValueAnalysis.of([episode(reward, 2 * truth + 3)], gamma=0.9)
     assert hopeful.calibration == (pytest.approx(0.5), pytest.approx(-1.5))
     assert hopeful.bias == pytest.approx(truth.mean() + 3)
@@ -64,7 +64,7 @@ def test_a_perfect_critic_and_one_that_overestimates() -> None:
     assert len(hopeful.lines()) == 5
 
 
-def test_errors_are_put_where_they_are() -> None:
+def test_errors_are_assigned_to_their_distance_from_the_end() -> None:
     value = np.zeros(100)
     value[-1] = 7.0  # wrong at the very last step only: the return there is 0
     analysis = ValueAnalysis.of([episode([0.0] * 100, value)], gamma=0.99)
@@ -87,7 +87,7 @@ def test_discrete_choices() -> None:
         [episode([0.0] * len(a), [0.0] * len(a), action=a) for a in actions], ActionSpec("discrete", (3,))
     )
     assert found.discrete and found.roughness.tolist() == [0.5]  # two of three, none of one
-    assert "It changes its action in 50% of its decisions." in found.lines()
+    assert "It changes action 0 in 50% of its policy steps." in found.lines()
 
 
 @pytest.mark.slow
@@ -105,16 +105,16 @@ def test_the_command_writes_a_page_that_needs_nothing_else(env: str, capsys: pyt
     assert text.count("data:image/png;base64,") == len(figures) and "http" not in text
 
 
-def test_what_a_time_limit_cuts_off_does_not_count_as_known() -> None:
-    # Gamma 0.9 looks ten steps ahead; the last ten outcomes of a truncated episode are mostly the critic's own value.
+def test_returns_near_a_time_limit_are_left_out_of_the_error_by_time() -> None:
+    # Gamma 0.9 has a horizon of ten steps: the last ten returns before a time limit are mostly the bootstrapped value.
     size = 40
     cut = episode([0.0] * size, [1.0] * size, terminated=False, final_value=1.0)
     analysis = ValueAnalysis.of([cut], gamma=0.9)
-    assert analysis.borrowed.tolist() == [False] * (size - 10) + [True] * 10
+    assert analysis.bootstrapped.tolist() == [False] * (size - 10) + [True] * 10
     centre, _, _ = analysis.error_by_time_to_end()
     assert centre.min() >= 10
     ended = ValueAnalysis.of([episode([0.0] * size, [1.0] * size)], gamma=0.9)
-    assert not ended.borrowed.any() and ended.error_by_time_to_end()[0].min() < 3
+    assert not ended.bootstrapped.any() and ended.error_by_time_to_end()[0].min() < 3
 
 
 def test_words_fit_the_numbers() -> None:
@@ -126,13 +126,13 @@ def test_words_fit_the_numbers() -> None:
     still = PolicyAnalysis.of(
         [episode([1.0] * 9, [1.0] * 9, action=np.ones((9, 1)))], ActionSpec("box", (1,), (-1.0,), (1.0,), shape=(1,))
     )
-    assert "stays at its bounds" in still.lines()[1] and not any("moves" in line for line in still.lines())
+    assert "stays at its bounds" in still.lines()[2] and not any("least" in line for line in still.lines())
     chosen = np.array([0, 0, 0, 1])
     discrete = PolicyAnalysis.of(
         [episode([1.0] * 4, [1.0] * 4, action=chosen)], ActionSpec("discrete", (3,), start=(5,), dtype="int64")
     )
     assert discrete.action.ravel().tolist() == [5, 5, 5, 6] and (discrete.low[0], discrete.high[0]) == (5, 7)
-    assert "Action 0 is 5 in 75%, 6 in 25% of its decisions." in discrete.lines()
+    assert "Action 0 is 5 in 75%, 6 in 25% of its policy steps." in discrete.lines()
 
 
 @pytest.mark.slow
@@ -149,13 +149,13 @@ def test_numbers_that_differ_by_rounding_alone_can_be_drawn(tmp_path: Path) -> N
 
 
 def test_changes_are_reported_by_dimension_and_not_as_a_mean_of_unlike_ones() -> None:
-    # One key changes in 54 % of the decisions and the other never: a mean of 27 % would be true of neither.
+    # One key changes in 54 % of the policy steps and the other never: a mean of 27 % would describe neither.
     first = np.cumsum([0] + [1] * 54 + [0] * 46) % 2
     action = np.stack([first, np.zeros(101, int)], axis=1)
     found = PolicyAnalysis.of([episode([0.0] * 101, [0.0] * 101, action=action)], ActionSpec("multi_binary", (2,)))
     text = "\n".join(found.lines())
     assert not any("27%" in line for line in found.lines() if "changes" in line)
-    assert "It changes action 0 in 54%, action 1 in 0% of its decisions." in text
+    assert "It changes action 0 in 54%, action 1 in 0% of its policy steps." in text
     wide = np.concatenate([action] + [np.zeros((101, 1), int)] * 9, axis=1)
     found = PolicyAnalysis.of([episode([0.0] * 101, [0.0] * 101, action=wide)], ActionSpec("multi_binary", (11,)))
     line = next(line for line in found.lines() if "changes" in line)
@@ -167,13 +167,13 @@ def test_shares_of_the_range_are_of_dimensions_that_have_one() -> None:
     action = np.stack([np.tile([-1.0, 1.0], 50), np.linspace(0.0, 9.0, 100), np.linspace(0.0, 0.1, 100)], axis=1)
     spec = ActionSpec("box", (3,), (-1.0, -inf, -1.0), (1.0, inf, 1.0))
     text = "\n".join(PolicyAnalysis.of([episode([0.0] * 100, [0.0] * 100, action=action)], spec).lines())
-    assert "most often action 0 (100% of its decisions), least often action 2 (0%)" in text
-    assert "most in action 0 (100.0% of its range), least in action 2 (0.1%)" in text
+    assert "at a bound: most action 0 (100%), least action 2 (0%)" in text
+    assert "a share of the range: most action 0 (100.0%), least action 2 (0.1%)" in text
     assert "rough" in text.lower()
     free = ActionSpec("box", (3,), (-inf,) * 3, (inf,) * 3)
     lines = PolicyAnalysis.of([episode([0.0] * 100, [0.0] * 100, action=action)], free).lines()
-    assert not any("at a bound" in line.lower() or "of its range" in line for line in lines)
-    assert any("most in action 0 (2.0 std)" in line for line in lines)
+    assert not any("at a bound" in line.lower() or "of the range" in line for line in lines)
+    assert any("most action 0 (2.0 std)" in line for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Evaluated episodes against the env stepped by hand."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from tests.resealed import tiny
 
 SMALL = {"num_envs": 2, "num_steps": 64, "minibatch_size": 64, "update_epochs": 1, "total_timesteps": 256}
 RECURRENT = {"rnn": "gru", "rnn_size": 8, "hidden_sizes": [8], "bptt_length": 8, "minibatch_size": 8}
+TRACED = {"deterministic": True, "trace": True}
 QUIET = {"compile": "off", "tensorboard": False, "progress": False}
 
 
@@ -37,7 +39,7 @@ def short_run(env: str, **options: Any) -> TrainResult:
 
 
 class Chance(gym.Env):
-    """Lasts as many steps as its generator says, and succeeds if that is an even number."""
+    """Lasts a random number of steps; a success if that number is even."""
 
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -106,7 +108,7 @@ def test_the_recurrent_state_is_zero_where_an_episode_begins() -> None:
     assert [t for t, state in enumerate(seen) if not state.any()] == [0, first, first + second]
 
 
-def test_a_loaded_policy_remembers_until_it_is_reset() -> None:
+def test_a_loaded_policy_keeps_its_recurrent_state_until_it_is_reset() -> None:
     policy = load_policy(short_run("Hopper-v5", **RECURRENT).run_dir)
     obs = np.random.default_rng(0).normal(size=(2, 11))
     first, second = policy.act(obs), policy.act(obs)
@@ -114,7 +116,7 @@ def test_a_loaded_policy_remembers_until_it_is_reset() -> None:
     policy.reset(np.array([True, False]))
     third = policy.act(obs)
     assert np.allclose(third[0], first[0]) and not np.allclose(third[1], first[1])
-    with pytest.raises(UsageError, match=r"remembers 2 envs, but was given 1 observations: call reset\(\)"):
+    with pytest.raises(UsageError, match=r"is of 2 envs, but there are 1 observations: call reset\(\)"):
         policy.act(obs[0])
     policy.reset()
     assert np.allclose(policy.act(obs[0]), first[0])
@@ -161,7 +163,7 @@ def test_bad_input_is_named(options: dict[str, Any], message: str) -> None:
 
 
 class Drift(gym.Env):
-    """Begins at its seed and moves one a step; a time limit ends it."""
+    """Starts at its seed and moves by 1 per step; only a time limit ends it."""
 
     observation_space = gym.spaces.Box(-99, 99, (1,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -198,10 +200,28 @@ def test_the_value_after_a_time_limit_is_that_of_the_envs_own_last_observation()
         np.testing.assert_allclose(episode.trace.entropy, entropy.detach().numpy(), rtol=1e-5)
 
 
-def test_an_episode_without_end_is_an_error_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_copies_observations_before_the_env_reuses_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, policy = drifting(2, limit=3)
+    reset, step, buffer = env.reset, env.step, {"obs": torch.zeros(2, 1)}
+
+    def reused(obs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        buffer["obs"].copy_(obs["obs"])
+        return buffer
+
+    monkeypatch.setattr(env, "reset", lambda seed: reused(reset(seed)))
+    monkeypatch.setattr(env, "step", lambda action: replace(taken := step(action), obs=reused(taken.obs)))
+    for first, episode in zip((5.0, 6.0), run_episodes(policy, env, episodes=2, seed=5, **TRACED), strict=True):
+        assert episode.trace is not None
+        assert episode.trace.obs["obs"].ravel().tolist() == [first, first + 1, first + 2]
+        value = 7.0 * policy.value({"obs": torch.tensor(episode.trace.obs["obs"])}).detach().numpy()
+        np.testing.assert_allclose(episode.trace.value, value, rtol=1e-5)
+    env.close()
+
+
+def test_an_endless_episode_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(episodes_module, "LONGEST_EPISODE", 50)
     env, policy = drifting(1, limit=None)
-    with pytest.raises(UsageError, match="has not ended after 50 decisions: give the env a time limit"):
+    with pytest.raises(UsageError, match="has not ended after 50 policy steps: give the env a time limit"):
         run_episodes(policy, env, episodes=1, seed=0, deterministic=True)
     env.close()
 
@@ -235,7 +255,7 @@ def test_the_envs_own_numbers_are_summarised_and_yes_or_no_is_a_share() -> None:
     assert numbers["infos"]["a_long_name"] == [None, 7.0, 7.0, 7.0] and numbers["success_rate"] is None
 
 
-def test_what_success_says_already_is_not_said_twice() -> None:
+def test_a_number_that_equals_success_is_not_shown_twice() -> None:
     flags = [{"flag_get": 1.0}, {"flag_get": 0.0}]
     same, other = evaluation(flags, [True, False]), evaluation(flags, [True, True])
     assert same.shares == {"success": 0.5} and "flag_get" not in same.text()
@@ -243,12 +263,12 @@ def test_what_success_says_already_is_not_said_twice() -> None:
     assert evaluation([{"flag_get": 0.0}] * 2, [False, False]).text().endswith("success 0.0%")
 
 
-def test_a_score_that_is_always_nothing_is_a_number() -> None:
+def test_a_score_that_is_always_zero_is_not_a_share() -> None:
     found = evaluation([{"score": 0.0}] * 2)
     assert found.shares == {} and [name for name, _ in found.rows] == ["return", "length", "score"]
 
 
-def test_an_env_that_names_no_numbers_reads_as_ever() -> None:
+def test_an_env_without_episode_info() -> None:
     found = evaluation([{}, {}])
     assert found.text().splitlines()[2].startswith("return           1") and found.to_dict()["info"] == {}
 
@@ -260,7 +280,7 @@ def test_a_run_of_an_env_that_names_numbers_is_evaluated_and_reported(capsys: py
     assert main(["evaluate", str(result.run_dir), "--episodes", "2", "--analyze-policy"]) == 0
     assert "x_pos" in capsys.readouterr().out
     page = (result.run_dir / "report" / "index.html").read_text()
-    assert "<td>x_pos</td><td>4</td>" in page and "Success in 100.0% of the episodes." in page
+    assert "<td>x_pos</td><td>4</td>" in page and "success in 100.0% of the episodes" in page
     assert "flag_get" not in page
 
 
@@ -277,15 +297,15 @@ def test_a_trace_of_an_image_agent_keeps_no_images() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"seed": 10**30}, r"seed is 1.000e\+30, but it must be <= 2147483647"),
-        ({"seed": 10**400}, "seed is a number of over 300 digits, but it must be <= 2147483647"),
+        ({"seed": 10**30}, "seed is a number of 25 hexadecimal digits, but it must be <= 2147483647"),
+        ({"seed": 10**400}, "seed is a number of 333 hexadecimal digits, but it must be <= 2147483647"),
         ({"seed": 2**31}, "seed is 2147483648, but it must be <= 2147483647"),
         ({"seed": -1}, "seed is -1, but it must be >= 0"),
         ({"seed": 1.5}, "seed is 1.5, but it must be a whole number"),
         ({"seed": "7"}, "seed is '7', but it must be a whole number"),
         ({"seed": None}, "seed is None, but it must be a whole number"),
         ({"episodes": 0}, "episodes is 0, but it must be >= 1"),
-        ({"episodes": 10**30}, r"episodes is 1.000e\+30, but it must be <= 1000000"),
+        ({"episodes": 10**30}, "episodes is a number of 25 hexadecimal digits, but it must be <= 1000000"),
         (
             {"env_kwargs": {"render_mode": "human"}},
             "render_mode human, which opens a window for every env: leave it out",

@@ -1,4 +1,4 @@
-"""An exported file acts as the policy does, for every kind of observation and action, without Proxima."""
+"""An exported file acts like the policy, for every kind of observation and action."""
 
 import os
 import socket
@@ -47,7 +47,7 @@ CASES: dict[str, tuple[dict[str, spaces.Box], spaces.Space, dict[str, Any]]] = {
         spaces.MultiBinary((2, 2)),
         {"share_trunk": "off"},
     ),
-    # Names that the exporter gives to parts of the graph, and the output's own.
+    # Names that the exporter gives to parts of the graph, and that of the output.
     "dictionary": (
         {
             "tanh": VECTOR,
@@ -62,7 +62,7 @@ CASES: dict[str, tuple[dict[str, spaces.Box], spaces.Space, dict[str, Any]]] = {
 
 
 def save(folder: Path, obs: dict[str, spaces.Box], action: spaces.Space, options: dict[str, Any]) -> Path:
-    """A checkpoint of an untrained policy, with statistics of its own and actions that differ from each other."""
+    """A checkpoint of an untrained policy, with normaliser statistics and large action weights."""
     config = load_config(None, {"hidden_sizes": [8], "cnn_features": 8, **options})
     spec = Spec.from_spaces(spaces.Dict(obs), action)
     torch.manual_seed(0)
@@ -144,7 +144,7 @@ def test_the_command_exports_a_real_run_quietly(
 @pytest.mark.parametrize("format", RUNTIMES)
 @pytest.mark.parametrize("rnn", ["gru", "lstm"])
 def test_the_recurrent_state_goes_in_and_out(rnn: str, format: str, tmp_path: Path) -> None:
-    obs = {"state": VECTOR, "mass": spaces.Box(0.0, 1.0, (2,))}  # a key that is called as the state would be
+    obs = {"state": VECTOR, "mass": spaces.Box(0.0, 1.0, (2,))}  # a key with the default name of the state
     options = {"rnn": rnn, "rnn_size": 6, "rnn_layers": 2, "share_trunk": "off"}
     options |= {"encoders": {"state": {"widths": [8]}, "mass": {"use": "critic"}}}
     folder = save(tmp_path, obs, spaces.Box(-2.0, 3.0, (2,)), options)
@@ -181,9 +181,11 @@ def test_bad_input_is_one_line(tiny: Path, tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "empty").mkdir()
     refuses("format is 'onyx', but it must be one of onnx, torchscript", format="onyx")
     refuses("nowhere does not exist", tmp_path / "nowhere")
-    refuses("holds no whole checkpoint", tmp_path / "empty")
-    refuses("empty is a folder: give --out the name of a file", out=tmp_path / "empty")
-    refuses("cannot write .*: the folder .*nowhere does not exist", out=tmp_path / "nowhere" / "policy.pt")
+    refuses("holds no complete checkpoint", tmp_path / "empty")
+    refuses("empty is a folder, and only a regular file is replaced: choose another name", out=tmp_path / "empty")
+    refuses(
+        r"cannot write .* \(No such file or directory\): choose another place", out=tmp_path / "nowhere" / "policy.pt"
+    )
     refuses("cannot write .*File name too long", out=tmp_path / ("x" * 300))
     refuses("cannot write .*Not a directory", out=tiny / "agent.pt" / "policy.pt")
     monkeypatch.setitem(sys.modules, "onnxscript", None)
@@ -214,7 +216,9 @@ def test_only_a_regular_file_is_replaced(tiny: Path, tmp_path: Path) -> None:
         server.bind(str(places[3]))
     modes = [path.lstat().st_mode for path in places]
     for place in places:
-        with pytest.raises(UsageError, match=r"is (a symbolic link|not a regular file)") as error:
+        with pytest.raises(
+            UsageError, match=r"is (a symbolic link|a special file), and only a regular file is replaced"
+        ) as error:
             export(tiny, format="torchscript", out=place)
         assert "\n" not in str(error.value)
     assert precious.read_text() == "kept" and [path.lstat().st_mode for path in places] == modes

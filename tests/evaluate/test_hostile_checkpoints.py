@@ -1,4 +1,4 @@
-"""Checkpoints made by somebody else: a policy that works, or one line that says why not."""
+"""Untrusted checkpoints: a policy that works, or a one-line error."""
 
 import os
 import random
@@ -24,7 +24,7 @@ RECURRENT = {"rnn": "gru", "rnn_size": 4, "share_trunk": "off"}
 
 
 def acts(folder: Path) -> None:
-    """Load the policy and act on zeros, in both ways."""
+    """Load the policy and act on zeros, deterministic and sampled."""
     policy = load_policy(folder)
     obs = {key: np.zeros(o.shape, o.dtype) for key, o in policy.spec.obs.items()}
     for deterministic in (True, False):
@@ -181,10 +181,10 @@ def test_metadata_that_nests_or_expands_without_end_is_one_line(text: str, tmp_p
         ) as error:
             use(folder)
         assert "\n" not in str(error.value)
-    with pytest.raises(UsageError, match="holds no whole checkpoint"):
+    with pytest.raises(UsageError, match="holds no complete checkpoint"):
         load_policy(tmp_path / "run")
     (tmp_path / "run" / "lineage.yaml").write_text(text)
-    with pytest.raises(UsageError, match="holds no whole checkpoint"):
+    with pytest.raises(UsageError, match="holds no complete checkpoint"):
         load_policy(tmp_path / "run")
 
 

@@ -1,4 +1,4 @@
-"""A loaded policy on observations in every form that an env may give."""
+"""A loaded policy on observations of every kind of space, nested, flat and in batches."""
 
 import subprocess
 import sys
@@ -74,8 +74,12 @@ def test_an_observation_as_the_env_gives_it_acts_like_the_flat_one(name: str) ->
         ("multi discrete", np.zeros(3), r"shape \(3,\), but the policy takes \(5,\) \(or \(2,\), as the env has it\)"),
         ("nested", {"a": {}, "c": np.zeros((2, 2))}, "lacks 'a/b'"),
         ("tuple", (1,), "lacks '1'"),
-        ("tuple", (np.array([1, 2]), np.zeros((3, 2))), "not as many for each key: {'0': 2, '1': 3}"),
-        ("tuple", (1, np.zeros((1, 2))), "not as many for each key"),
+        (
+            "tuple",
+            (np.array([1, 2]), np.zeros((3, 2))),
+            "batch sizes differ between observation keys: {'0': 2, '1': 3}",
+        ),
+        ("tuple", (1, np.zeros((1, 2))), "batch sizes differ"),
     ],
 )
 def test_an_observation_that_does_not_fit_is_refused(name: str, obs: Any, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Videos as a browser will get them: read back from the file, not from what was asked of ffmpeg."""
+"""Videos, read back from the file."""
 
 import json
 import os
@@ -17,13 +17,13 @@ from proxima.cli import main
 from proxima.errors import UsageError
 from proxima.evaluate import headless
 from proxima.evaluate.camera import follow
-from proxima.evaluate.mp4 import Mp4Writer
+from proxima.evaluate.mp4 import write_mp4
 from proxima.evaluate.video import _play, record, watch
 from tests.envs import toy_envs  # noqa: F401 - registers them
 
 
 class Painter(gym.Env):
-    """Paints an odd-sized picture whose brightness is the time; an episode takes four steps."""
+    """Renders an odd-sized frame whose brightness is the time; an episode has four steps."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 12}  # noqa: RUF012
     observation_space = spaces.Tuple([spaces.Discrete(5), spaces.Box(-1.0, 1.0, (2,))])
@@ -114,11 +114,11 @@ def test_nothing_is_left_after_a_failure_and_an_older_video_stays(tmp_path: Path
         ("Painter-v0", {"length": 0}, "the video length is 0, but it must be >= 1"),
         ("Painter-v0", {"seed": -1}, "seed is -1, but it must be >= 0"),
         ("Painter-v0", {"path": "a.avi"}, "a.avi must end in .mp4"),
-        ("Painter-v0", {"path": "/dev/null/a.mp4"}, "cannot write the video /dev/null/a.mp4"),
+        ("Painter-v0", {"path": "/dev/null/a.mp4"}, "cannot write /dev/null/a.mp4 (Not a directory)"),
         ("Painter-v0", {"env_kwargs": {"colour": 1}}, "does not take the keyword 'colour'"),
-        ("Blind-v0", {}, "cannot be drawn as rgb_array: it has only ansi"),
+        ("Blind-v0", {}, "cannot be rendered as rgb_array: it has only ansi"),
         ("Pianter-v0", {}, "did you mean 'Painter-v0'?"),
-        ("Painter-v0", {"seed": 10**30}, "seed is 1.000e+30, but it must be <= 2147483647"),
+        ("Painter-v0", {"seed": 10**30}, "seed is a number of 25 hexadecimal digits, but it must be <= 2147483647"),
         ("Painter-v0", {"length": 1.5}, "the video length is 1.5, but it must be a whole number"),
         (
             "Painter-v0",
@@ -150,22 +150,26 @@ def test_a_missing_package_is_named_with_its_command(tmp_path: Path, monkeypatch
 def test_frames_are_checked(tmp_path: Path) -> None:
     good = np.zeros((8, 8, 3), np.uint8)
     for bad in (good.astype(float), good[..., 0], good[:4]):
-        with pytest.raises(UsageError, match="a frame is"), Mp4Writer(tmp_path / "a.mp4", fps=5) as video:
-            video.write(good)
-            video.write(bad)
-    with pytest.raises(UsageError, match="has no frames"), Mp4Writer(tmp_path / "a.mp4", fps=5):
-        pass
+        with pytest.raises(UsageError, match="a frame is"):
+            write_mp4(tmp_path / "a.mp4", [good, bad], fps=5)
+    with pytest.raises(UsageError, match="has no frames"):
+        write_mp4(tmp_path / "a.mp4", [], fps=5)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_ffmpeg_complains_about_is_passed_on(tmp_path: Path) -> None:
-    (tmp_path / ".a.mp4.tmp").mkdir()
-    (tmp_path / ".a.mp4.tmp" / "in the way").touch()
+@pytest.mark.parametrize("script", ["exit 1", "cat > /dev/null; exit 1"])
+def test_a_failure_of_ffmpeg_is_one_line_and_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "ffmpeg"
+    broken.write_text(f"#!/bin/sh\necho No space left on device >&2\n{script}\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr("imageio_ffmpeg._io.get_ffmpeg_exe", lambda: str(broken))
     noise = np.random.default_rng(0).integers(0, 255, (256, 256, 3), np.uint8)
-    problem = pytest.raises(UsageError, match=r"cannot write the video .*a\.mp4: Error opening .*directory")
-    with problem, Mp4Writer(tmp_path / "a.mp4", fps=5) as video:
-        for _ in range(3):
-            video.write(noise)
+    with pytest.raises(UsageError, match=r"cannot write the video .*a\.mp4: ffmpeg failed") as caught:
+        write_mp4(tmp_path / "a.mp4", [noise] * 9, fps=5)
+    assert "\n" not in str(caught.value) and list(tmp_path.iterdir()) == [broken]
+    assert capfd.readouterr().err == "No space left on device\n"
 
 
 @pytest.mark.slow
@@ -197,7 +201,7 @@ def test_the_floor_is_drawn_without_end_and_the_physics_stay_the_same() -> None:
 
 @pytest.fixture
 def bare_machine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """No display and no back end that works; the list is what was tried."""
+    """No display and no working back end; the list collects those that were tried."""
     tried: list[str] = []
     for variable in ("DISPLAY", "WAYLAND_DISPLAY", headless.VARIABLE):
         monkeypatch.delenv(variable, raising=False)
@@ -271,7 +275,7 @@ def test_the_command_records_into_the_run_and_still_evaluates(
         assert message in error and error.count("\n") == 1
 
 
-def test_a_policy_is_told_where_episodes_begin() -> None:
+def test_on_reset_is_called_where_episodes_begin() -> None:
     calls: list[str] = []
     env = gym.make("CartPole-v1", max_episode_steps=5)
 
@@ -288,7 +292,7 @@ def test_a_policy_is_told_where_episodes_begin() -> None:
 def test_a_game_is_shown_as_it_draws_itself(size: tuple[int, int], tmp_path: Path) -> None:
     path = record(lambda obs: 2, "toy/Screen-v0", path=tmp_path / "a.mp4", env_kwargs={"size": size})
     frames, (height, width) = iio.imread(path), (size[0] + size[0] % 2, size[1] + size[1] % 2)
-    assert frames.shape == (4, height, width, 3)  # neither scaled nor filled up to whole blocks
+    assert frames.shape == (4, height, width, 3)  # neither scaled nor padded to blocks of 16
     assert iio.immeta(path, plugin="FFMPEG")["fps"] == 50.0
     sky, ground = frames[-1][: height // 2 - 8].astype(int), frames[-1][height // 2 + 8 :].astype(int)
     assert np.abs(sky - (92, 148, 252)).max() <= 6 and np.abs(ground - 120).max() <= 6
@@ -306,7 +310,7 @@ def test_the_video_is_of_the_policy_that_is_evaluated(capsys: pytest.CaptureFixt
         path = Path(capsys.readouterr().out.splitlines()[0].removeprefix("video "))
         assert path.stem.endswith("-stochastic") == bool(flags)
         shown[bool(flags)] = {round(float(frame[200, 128, 0]) / 60) for frame in iio.imiter(path)}
-    assert len(shown[False]) <= 3 and shown[True] == {0, 1, 2, 3}  # a deterministic one: the start, and one a place
+    assert len(shown[False]) <= 3 and shown[True] == {0, 1, 2, 3}  # a deterministic one: the start, and one per place
 
 
 def test_a_world_without_a_picture_is_refused_by_the_command_and_evaluated_without(
@@ -327,6 +331,6 @@ def test_a_video_never_takes_the_place_of_anything_but_a_file(tmp_path: Path) ->
     (tmp_path / "a.mp4").mkdir()
     os.mkfifo(tmp_path / "b.mp4")
     for name in ("a.mp4", "b.mp4"):
-        with pytest.raises(UsageError, match="not a regular file"):
+        with pytest.raises(UsageError, match="and only a regular file is replaced"):
             record(steer, "Painter-v0", path=tmp_path / name)
     assert {path.name for path in tmp_path.iterdir()} == {"a.mp4", "b.mp4"}

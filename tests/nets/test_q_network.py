@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from proxima.algo.flat import FlatParameters
+from proxima.algo.adam import FlatParameters
 from proxima.config import load_config
 from proxima.errors import UsageError
 from proxima.evaluate.export import DeterministicPolicy

@@ -1,4 +1,4 @@
-"""Run folders whose numbers are known."""
+"""Run folders with known metrics."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ def write_run(
     health: bool = True,
     **options: Any,
 ) -> Path:
-    """A run of 100 env steps and one second an iteration."""
+    """A run of 100 env steps and one second per iteration."""
     folder.mkdir(parents=True)
     with (folder / "metrics.jsonl").open("w") as file:
         for i, value in enumerate(returns):

@@ -1,4 +1,4 @@
-"""What a comparison claims, and what it leaves unsaid for want of seeds, envs or evaluations."""
+"""What a comparison claims, depending on the number of seeds, envs and evaluations."""
 
 from pathlib import Path
 
@@ -6,13 +6,13 @@ import pytest
 
 from proxima.cli import main
 from proxima.report.compare import HEAD, rows, sentences, write_comparison
-from proxima.report.comparison import band, compare
+from proxima.report.comparison import band, compare, improvement
 from proxima.report.runs import load_groups
 from tests.report.made_runs import write_run
 
 
 def write_groups(folder: Path, *, seeds: int, **finals: list[float]) -> list[str]:
-    """A group of runs for each name, that ends at the returns given."""
+    """A group of runs per name, with these final returns."""
     for place, (name, values) in enumerate(finals.items()):
         for seed, value in enumerate(values[:seeds], start=1):
             path = folder / name / str(seed)
@@ -36,7 +36,7 @@ def test_a_few_seeds_have_neither_probability_nor_interval(
         assert "with probability" not in text and "95 %:" not in text and "1.00" not in text
         assert ("one seed" if seeds == 1 else f"min to max: 0.946 to {[0.95, 0, 0.98][seeds // 2 - 1]}") in text
     assert "probability that" not in page
-    assert not compare(load_groups(paths)).improvement
+    assert improvement(*compare(load_groups(paths)).results, "training") is None
 
 
 @pytest.mark.slow
@@ -64,7 +64,7 @@ def test_runs_of_one_seed_are_not_independent(tmp_path: Path) -> None:
         write_run(tmp_path / "b" / str(number), returns=[1.0, 3.0], seed=number, learning_rate=0.1)
     found = compare(load_groups([str(tmp_path / "a"), str(tmp_path / "b")]))
     assert sentences(found)[0].endswith("1 seed: too few for a probability.")
-    assert rows(found)[0][1] == "1 (5 runs)" and not found.improvement
+    assert rows(found)[0][1] == "1 (5 runs)" and improvement(*found.results, "training") is None
 
 
 def test_the_band_of_a_few_seeds_is_from_least_to_greatest(tmp_path: Path) -> None:
@@ -86,12 +86,14 @@ def test_different_envs_are_said_and_never_ranked(tmp_path: Path, capsys: pytest
     out, paths = tmp_path / "out", [str(tmp_path / name) for name in "abc"]
     assert main(["compare", *paths, "--out", str(out)]) == 0
     printed = capsys.readouterr().out
-    warning = "Different envs, whose returns do not compare: a is CartPole-v1, b is Pendulum-v1, c is CartPole-v1."
+    warning = "Different envs, whose returns cannot be compared: a is CartPole-v1, b is Pendulum-v1, c is CartPole-v1."
     for text in (printed, (out / "index.html").read_text(), (out / "comparison.md").read_text()):
         assert warning in text
         assert "a against c" in text and "a against b" not in text and "b against" not in text
     found = compare(load_groups(paths))
-    assert found.threshold is None and ("a", "c") in found.improvement and ("a", "b") not in found.improvement
+    first, second, third = found.results
+    assert found.threshold is None and improvement(first, third, "training") is not None
+    assert improvement(first, second, "training") is None
     assert compare(load_groups(paths), threshold=3.0).threshold == 3.0
 
 
@@ -99,7 +101,7 @@ def test_a_group_of_two_envs_is_said_too(tmp_path: Path) -> None:
     first = write_run(tmp_path / "a" / "1", returns=[1.0, 2.0], env="CartPole-v1")
     second = write_run(tmp_path / "b" / "1", returns=[1.0, 2.0], env="Acrobot-v1")
     said = sentences(compare(load_groups([f"mine={first}", f"mine={second}"])))
-    assert said == ["Different envs, whose returns do not compare: mine is Acrobot-v1 and CartPole-v1."]
+    assert said == ["Different envs, whose returns cannot be compared: mine is Acrobot-v1 and CartPole-v1."]
 
 
 @pytest.mark.slow
@@ -125,7 +127,7 @@ def test_only_the_last_evaluation_counts_as_final(tmp_path: Path) -> None:
     ]
     (run / "metrics.jsonl").write_text("".join(lines))
     (result,) = compare(load_groups([str(run)])).results
-    assert result.evaluated_finals == [7.0]
+    assert result.finals["evaluated"] == [7.0]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Comparisons of runs whose numbers are known."""
+"""Comparisons of runs with known metrics."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import pytest
 from proxima.cli import main
 from proxima.errors import UsageError
 from proxima.report.compare import write_comparison
-from proxima.report.comparison import compare, extra_curves, probability_of_improvement
+from proxima.report.comparison import compare, extra_curves, improvement, probability_of_improvement
 from proxima.report.runs import differing, load_groups, load_run
 from tests.report.made_runs import write_run
 
@@ -37,7 +37,12 @@ def test_a_resumed_run_is_one_history_with_its_ancestors(tmp_path: Path) -> None
     write_run(tmp_path / "a" / "2", returns=[30.0, 40.0], first_step=300, lineage=[checkpoint])
     ((run,),) = [group.runs for group in load_groups([str(tmp_path / "a")])]
     assert run.columns["global_step"].tolist() == [100, 200, 300, 400]
-    assert run.columns["episode_return"].tolist() == [1, 2, 30, 40]  # what the first run did after it was left is gone
+    assert run.columns["episode_return"].tolist() == [
+        1,
+        2,
+        30,
+        40,
+    ]  # without the first run's iterations after the resume
     assert run.columns["wall_time"].tolist() == [1, 2, 3, 4]
     moved = (tmp_path / "a").rename(tmp_path / "elsewhere")
     assert load_run(moved / "2").columns["global_step"].tolist() == [100, 200, 300, 400]
@@ -51,12 +56,12 @@ def test_the_numbers_are_what_they_say(tmp_path: Path) -> None:
     found = compare(load_groups([str(tmp_path / "good"), str(tmp_path / "flat")]), threshold=12.0)
     good, flat = found.results
     # The last tenth of 2,000 steps is 1,800, 1,900 and 2,000.
-    assert good.finals == pytest.approx([17.0, 34.0]) and good.final.iqm == pytest.approx(25.5)
+    assert good.finals["training"] == pytest.approx([17.0, 34.0]) and good.final["training"].iqm == pytest.approx(25.5)
     assert good.area == pytest.approx((9.0 + 18.0) / 2) and flat.area == pytest.approx(5.0)
     assert (good.steps_to_threshold, good.seconds_to_threshold) == (pytest.approx(1100.0), pytest.approx(11.0))
     assert (flat.steps_to_threshold, flat.reached) == (None, 0)
     assert good.steps_per_second == pytest.approx(100.0)
-    assert not found.improvement  # two seeds and one
+    assert improvement(good, flat, "training") is None  # two seeds and one
 
 
 def test_half_of_the_seeds_at_the_threshold_are_not_a_median(tmp_path: Path) -> None:
@@ -96,9 +101,9 @@ def test_the_command_writes_a_page_that_needs_nothing_else(tmp_path: Path, capsy
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "holds no run"),
+        (None, "contains no run"),
         ("", "is empty: the run has not finished an iteration yet"),
-        ("[1, 2]\n", "has no whole row of metrics"),
+        ("[1, 2]\n", "has no valid row of metrics"),
         ('{"global_step": 1, "wall_time": 1, "episode_return": NaN}\n', "has no finished episode"),
     ],
 )
@@ -139,7 +144,7 @@ def test_runs_of_two_algorithms_are_one_page(tmp_path: Path, capsys: pytest.Capt
 
 def test_labels_say_the_algorithm_where_it_differs(tmp_path: Path) -> None:
     write_run(tmp_path / "a" / "1", returns=[1.0])
-    write_run(tmp_path / "a" / "2", returns=[1.0], algorithm="ppo", seed=2)  # the same, said aloud
+    write_run(tmp_path / "a" / "2", returns=[1.0], algorithm="ppo", seed=2)  # the default, written out
     write_run(tmp_path / "a" / "3", returns=[1.0], algorithm="dqn", epsilon_end=0.1)
     write_run(tmp_path / "a" / "4", returns=[1.0], algorithm="dqn", epsilon_end=0.2)
     groups = load_groups([str(tmp_path / "a")])
@@ -152,9 +157,9 @@ def test_labels_say_the_algorithm_where_it_differs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_metrics_of_episodes_that_every_run_has_are_drawn(tmp_path: Path) -> None:
-    told = {"episode_success": 0.5, "episode_x_pos": 900.0, "episode_length": 9.0, "episode_return_max": 4.0}
-    write_run(tmp_path / "a" / "1", returns=[1.0, 2.0], extra=told | {"episode_score": 3.0})
-    write_run(tmp_path / "b" / "1", returns=[1.0, 2.0], extra=told | {"episode_score": None}, algorithm="dqn")
+    reported = {"episode_success": 0.5, "episode_x_pos": 900.0, "episode_length": 9.0, "episode_return_max": 4.0}
+    write_run(tmp_path / "a" / "1", returns=[1.0, 2.0], extra=reported | {"episode_score": 3.0})
+    write_run(tmp_path / "b" / "1", returns=[1.0, 2.0], extra=reported | {"episode_score": None}, algorithm="dqn")
     groups = load_groups([str(tmp_path / "a"), str(tmp_path / "b")])
     assert extra_curves(groups) == ["episode_success", "episode_x_pos"]
     _, markdown, _ = write_comparison([str(tmp_path / "a"), str(tmp_path / "b")], out=tmp_path / "out")

@@ -1,4 +1,4 @@
-"""Labels and run folders as they come: damaged, hostile or of another version; never a traceback."""
+"""Labels and run folders that are damaged, hostile or of another version: never a traceback."""
 
 import json
 import logging
@@ -46,7 +46,7 @@ def test_a_label_that_cannot_be_shown_is_one_line(tmp_path: Path, label: str, me
 
 
 def test_a_path_that_is_too_long_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is not a run's folder"):
+    with pytest.raises(UsageError, match="is not a run folder"):
         load_groups([str(tmp_path / ("x" * 5000))])
 
 
@@ -134,14 +134,15 @@ def test_damaged_rows_are_left_out_and_counted(tmp_path: Path, caplog: pytest.Lo
     with caplog.at_level(logging.WARNING):
         page, markdown, _ = write_comparison([str(folder), str(other)], out=tmp_path / "out")
     (notice,) = caplog.messages
-    assert notice == f"{len(DAMAGED) + 1} damaged rows of metrics were left out: {len(DAMAGED) + 1} in {folder}."
-    assert "damaged rows of metrics were left out" in page.read_text() and "damaged rows" in markdown
+    count = len(DAMAGED) + 1
+    assert notice == f"Damaged rows of metrics that were left out: {count} ({count} in {folder})."
+    assert notice in page.read_text() and "Damaged rows" in markdown
 
 
 def test_a_file_of_damaged_rows_alone_is_one_line(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a" / "1", returns=[1.0])
     (folder / "metrics.jsonl").write_bytes(b"".join(DAMAGED))
-    with pytest.raises(UsageError, match=rf"has no whole row of metrics \({len(DAMAGED)} are damaged\)"):
+    with pytest.raises(UsageError, match=rf"has no valid row of metrics \({len(DAMAGED)} are damaged\)"):
         load_run(folder)
 
 

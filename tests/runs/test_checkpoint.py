@@ -13,8 +13,16 @@ from proxima.errors import UsageError
 from proxima.nets.spec import Spec
 from proxima.runs import checkpoint
 from proxima.runs.checkpoint import Checkpoint
-from proxima.runs.layout import AGENT, CHECKPOINT, CONFIG, TRAINING_STATE, checkpoint_name, make_run_dir
-from proxima.runs.lineage import read_lineage, write_lineage
+from proxima.runs.layout import (
+    AGENT,
+    CHECKPOINT,
+    CONFIG,
+    TRAINING_STATE,
+    checkpoint_name,
+    make_run_dir,
+    read_lineage,
+    write_lineage,
+)
 from tests.resealed import tiny
 
 METADATA = {"config": {}, "spec": {}, "iteration": 3, "global_step": 0, "lineage": []}
@@ -75,7 +83,7 @@ def test_foreign_metadata_is_refused(tmp_path: Path, text: str, message: str) ->
 
 
 def test_an_empty_run_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="holds no whole checkpoint"):
+    with pytest.raises(UsageError, match="holds no complete checkpoint"):
         checkpoint.find(tmp_path)
 
 

@@ -18,10 +18,9 @@ from proxima.errors import UsageError
 from proxima.runs.layout import METRICS
 from proxima.runs.metrics import tag
 from proxima.track import append_file
-from proxima.track.json_lines import JsonLines
 from proxima.track.progress import ProgressDisplay, summary
 from proxima.track.tensor_board import TensorBoard
-from proxima.track.tracker import Tracker, make_tracker
+from proxima.track.tracker import JsonLines, Tracker, make_tracker
 
 COMMON = {"iteration": 1.0, "global_step": 100.0, "steps_per_second": 1234.0, "episode_return": 5.0}
 PPO = {"approx_kl": 0.0123, "clip_fraction": 0.1, "explained_variance": 0.9}
@@ -114,7 +113,7 @@ def test_a_disk_that_stays_full_is_named_at_the_end(
         tracker.write(row(iteration))
     tracker.close()
     assert [record.getMessage() for record in caplog.records] == [
-        "metrics.jsonl cannot be written: No space left on device. The run goes on, and tries again.",
+        "metrics.jsonl cannot be written: No space left on device. The run continues and will try again.",
         "metrics.jsonl is not complete: No space left on device.",
     ]
 
@@ -162,7 +161,7 @@ def test_a_writer_that_raises_does_not_keep_the_others_from_writing(
     tracker.close()
     assert rows(tmp_path) == [1, 2]
     assert [record.getMessage() for record in caplog.records] == [
-        "mine cannot be written: ZeroDivisionError: oops. The run goes on, and tries again.",
+        "mine cannot be written: ZeroDivisionError: oops. The run continues and will try again.",
         "mine is not complete: ZeroDivisionError: again.",
     ]
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from proxima.algo.flat import FlatParameters
+from proxima.algo.adam import FlatParameters
 from proxima.config import load_config
 from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.spec import ActionSpec, ObsSpec, Spec
@@ -130,11 +130,11 @@ def test_without_a_compiler_the_run_goes_on(
     trainer = Trainer(load_config(None, options))
     # Where nothing can be compiled the learner does not try; where only this could not, it does.
     tried: list[bool] = []
-    epochs = trainer.algorithm.learner._epochs
+    epochs = trainer.algorithm.learner.epochs
     monkeypatch.setattr(epochs, "_compile", lambda _function: tried.append(True) or epochs._eager)
     trainer.iterate()
     trainer.close()
     assert tried == ([] if isinstance(error, OSError) else [True])
     assert [r.message for r in caplog.records] == [
-        f"The policy is not compiled ({str(error).splitlines()[0]}): the run goes on, slower."
+        f"The policy is not compiled ({str(error).splitlines()[0]}): the run continues, but slower."
     ]

@@ -8,7 +8,6 @@ import torch
 
 from proxima.algo.ppo import PPOLearner
 from proxima.config import load_config
-from proxima.data.rollout import Rollout
 from proxima.envs.make import make_env
 from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.spec import Spec
@@ -196,4 +195,13 @@ def test_what_the_env_gives_a_second_learner_is_stored_with_its_step() -> None:
     rollout = collector.collect()
     for name in ("torque", "muscle"):
         assert torch.equal(rollout.aux[name], torch.stack([aux[name] for aux in given]))
-    assert Rollout.join([rollout, rollout]).aux["torque"].shape == (STEPS, 2 * ENVS, 2)
+
+
+def test_a_state_of_an_older_version_is_read() -> None:
+    (one, _, _), (two, _, _) = make(), make()
+    one.collect()
+    state = one.get_state()
+    ours = state["collector"]
+    ours["decision_count"], ours["memory"] = ours.pop("policy_steps"), ours.pop("recurrent_state")
+    assert two.set_state(state, new_episodes_seed=0) == [] and two.policy_steps == STEPS * ENVS
+    assert torch.equal(two.get_state()["collector"]["recurrent_state"][0], ours["memory"][0])

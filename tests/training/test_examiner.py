@@ -99,7 +99,7 @@ def test_an_evaluation_that_cannot_be_made_does_not_stop_the_run(
     monkeypatch.setattr(episodes_module, "LONGEST_EPISODE", 3)
     result = train(**SMALL, eval_every=256)
     assert result.global_step == SMALL["total_timesteps"]
-    assert caplog.text.count("No evaluation: an episode has not ended after 3 decisions") == 1
+    assert caplog.text.count("No evaluation: an episode has not ended after 3 policy steps") == 1
 
 
 @pytest.mark.slow

@@ -129,14 +129,14 @@ def test_smdp_decides_how_rewards_add_up() -> None:
     assert schedule(action_hold_random=[0.05, 0.2]).at(0.0) == Hold(1, 4, 0.99)
 
 
-def test_decisions_are_estimated_for_whether_compilation_pays() -> None:
-    assert schedule().steps_a_decision() == 1.0
-    assert schedule(action_hold_seconds=0.3).steps_a_decision() == pytest.approx(6)
-    annealed = schedule(action_hold_start_seconds=0.3, action_hold_end_seconds=0.05).steps_a_decision()
+def test_policy_steps_are_estimated_for_whether_compilation_pays() -> None:
+    assert schedule().steps_per_action() == 1.0
+    assert schedule(action_hold_seconds=0.3).steps_per_action() == pytest.approx(6)
+    annealed = schedule(action_hold_start_seconds=0.3, action_hold_end_seconds=0.05).steps_per_action()
     assert annealed == pytest.approx(5 / np.log(6), rel=0.05)  # 1 / mean(1 / k), were k not rounded
     trainer = Trainer(load_config(None, SMALL | {"total_timesteps": 64 * 130, "action_hold_seconds": 0.1}))
     trainer.close()
-    assert round(trainer.parts.num_actions / trainer.config.rollout_size) == 10
+    assert round(trainer.parts.num_policy_steps / trainer.config.rollout_size) == 10
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_values_stored_while_acting_are_what_the_learner_would_find(compiled: st
     trainer = Trainer(load_config(None, CATCH | options))
     algorithm = trainer.algorithm
     assert isinstance(algorithm, PPO)
-    algorithm.learner.give_up_compiling()  # acting alone is compiled
+    algorithm.learner.epochs.compiled = False  # acting alone is compiled
     for _ in range(2):  # with weights that have changed once
         rollout = algorithm.source.collect()
         stored = algorithm.ppo.prepare(rollout)

@@ -13,6 +13,7 @@ from proxima import train
 from proxima.config import load_config
 from proxima.errors import ProximaError, UsageError
 from proxima.runs import checkpoint
+from proxima.runs.files import FORMAT_VERSION
 from proxima.training.resume import resumed_config
 from proxima.training.trainer import Trainer
 from tests import probes
@@ -55,7 +56,7 @@ def test_a_worker_that_dies_between_rollouts_costs_an_episode_not_the_run(caplog
 
     def update(*args: Any) -> Any:
         if next(calls) == 1:
-            os.kill(trainer.source.env._workers[0].pid, signal.SIGKILL)  # type: ignore[attr-defined]
+            os.kill(trainer.source.env._group.workers[0].pid, signal.SIGKILL)  # type: ignore[attr-defined]
         return good(*args)
 
     trainer.algorithm.learner.update = update  # type: ignore[method-assign]
@@ -87,11 +88,11 @@ def test_a_cut_or_edited_metadata_is_damage() -> None:
     for broken in (
         text[:900],
         text.replace("gamma: 0.99", "gamma: 0.5"),
-        f"format_version: {checkpoint.FORMAT_VERSION}\n",
+        f"format_version: {FORMAT_VERSION}\n",
     ):
         (newest / "metadata.yaml").write_text(broken)
         assert checkpoint.find(result.run_dir) == older
-        with pytest.raises(UsageError, match=r"damaged|not whole|not the metadata"):
+        with pytest.raises(UsageError, match=r"damaged|incomplete|not the metadata"):
             train(resume_from=newest, total_timesteps=512)
 
 
@@ -206,7 +207,7 @@ def test_an_env_that_becomes_impossible_to_capture_is_told_and_trained_on(
     first = train(total_timesteps=128 * 12, name="late", **options)
     resumed = train(resume_from=first.run_dir, total_timesteps=128 * 14)
     assert resumed.global_step == 128 * 14
-    assert "can no longer be kept" in caplog.text or "cannot be put back" in caplog.text
+    assert "can no longer be saved" in caplog.text or "cannot be restored" in caplog.text
     assert "This resume is not exact" in caplog.text
 
 

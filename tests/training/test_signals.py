@@ -76,7 +76,7 @@ with StopSignals() as signals:
     try:
         signals.hear()
     except Interrupted as stop:
-        print(stop.name, flush=True)
+        print(signal.Signals(stop.signum).name, flush=True)
         kill()
     print("still here")
 """
@@ -93,7 +93,7 @@ with StopSignals() as signals:
         signals.hear()
         os.kill(os.getpid(), signal.SIGXCPU)
     except Interrupted as stop:
-        print(stop.name)
+        print(signal.Signals(stop.signum).name)
         signals.defer()
     for number in (signal.SIGXCPU, signal.SIGUSR1, signal.SIGTERM):
         os.kill(os.getpid(), number)

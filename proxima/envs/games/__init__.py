@@ -1,1 +1,1 @@
-"""Video games as tasks on pixels: Super Mario Bros. and Atari."""
+"""Video games with pixel observations: Super Mario Bros. and Atari."""

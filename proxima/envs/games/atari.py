@@ -1,4 +1,4 @@
-"""Atari 2600 games as tasks on pixels, on ale-py's emulator with its exact state."""
+"""Atari 2600 games with pixel observations, on ale-py's emulator, with an exact state."""
 
 from typing import Any
 
@@ -11,17 +11,17 @@ from proxima.errors import UsageError
 
 
 class AtariEnv(PixelEnv):
-    """An Atari game as agents are usually trained on it.
+    """An Atari game with the usual preprocessing.
 
-    `info["score"]` is the game's score so far, over all its lives and never clipped. To evaluate whole games by their
-    score as return, use `end_on_life_loss=False, reward_clip=False`.
+    `info["score"]` is the game's unclipped score so far, over all lives. For evaluation by the score of complete games,
+    use `end_on_life_loss=False, reward_clip=False`.
 
     Args:
-        game: Name of the game as ale-py has it, such as "pong".
-        repeat_action_probability: Chance in each frame that the action of the frame before is repeated.
-        full_action_space: All 18 actions, instead of those that the game knows.
-        end_on_life_loss: A lost life ends the episode; the next one is the same game with the next life, until the game
-            is over.
+        game: ale-py's name of the game, such as "pong".
+        repeat_action_probability: Probability in each frame that the previous frame's action is repeated.
+        full_action_space: All 18 actions, instead of those that the game uses.
+        end_on_life_loss: A lost life ends the episode; the next episode continues the game with the next life, until
+            the game is over.
         noop_max: See `PixelEnv`; only at the start of a game.
         reward_clip: See `PixelEnv`.
         **pixels: The other options of `PixelEnv`.
@@ -59,12 +59,12 @@ class AtariEnv(PixelEnv):
         self._actions = self._ale.getLegalActionSet() if full_action_space else self._ale.getMinimalActionSet()
         self.action_space = spaces.Discrete(len(self._actions))
         self._seeded = False
-        self._goes_on = False  # the last episode ended with a life, not with the game
+        self._goes_on = False  # the last episode ended with the loss of a life, not with the game
         self._lives = 0
         self._score = 0.0
 
     def _load(self, seed: int) -> None:
-        self._ale.setInt("random_seed", seed)  # takes effect as the game is loaded
+        self._ale.setInt("random_seed", seed)  # takes effect when the game is loaded
         self._ale.loadROM(self._rom)
 
     def _start(self, fresh: bool) -> bool:
@@ -90,12 +90,10 @@ class AtariEnv(PixelEnv):
         return reward, over or self._goes_on
 
     def _screen(self) -> np.ndarray:
-        frame: np.ndarray = self._ale.getScreenRGB()
-        return frame
+        return self._ale.getScreenRGB()
 
     def _look(self) -> np.ndarray:
-        brightness: np.ndarray = self._ale.getScreenGrayscale() if self.grayscale else self._ale.getScreenRGB()
-        return brightness
+        return self._ale.getScreenGrayscale() if self.grayscale else self._screen()
 
     def _info(self) -> dict[str, Any]:
         return {"score": self._score, "life": self._lives}

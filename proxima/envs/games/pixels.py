@@ -1,7 +1,6 @@
-"""A video game as a task on pixels: frame skip, grey, 84 by 84, the last four images; and its exact state.
+"""Base class of video games with pixel observations: frame skip, grayscale, resizing, frame stack, exact state.
 
-`PixelEnv` holds what Mario, Atari and our own drawn games have in common. A game adds a handful of small methods.
-No torch here: worker processes import this file.
+Mario, Atari and our own toy game are subclasses. No torch here: worker processes import this file.
 """
 
 import math
@@ -18,19 +17,18 @@ from proxima.envs.gymnasium.spaces import StackedBox
 from proxima.errors import UsageError
 
 GREY = (77, 150, 29)
-"""Weights of red, green and blue over 256: ITU-R 601 in integers, so that every machine gives the same pixels."""
+"""Weights of red, green and blue, divided by 256: ITU-R 601 in integers, so that pixels are the same everywhere."""
 
 
 class AreaResize:
     """Mean over the area that each new pixel covers, in integers: exact, and the same on every machine."""
 
     def __init__(self, shape: tuple[int, int], size: int) -> None:
-        rows, columns = (_coverage(length, size) for length in shape)
         self._size = size
-        self._rows, row_weights, row_total = rows
-        self._columns, column_weights, column_total = columns
+        self._rows, row_weights, row_total = _coverage(shape[0], size)
+        self._columns, column_weights, column_total = _coverage(shape[1], size)
         self._total = row_total * column_total
-        # 255 times all weights, and the half that rounds, must fit.
+        # 255 times the sum of weights, plus half of it for rounding, must fit.
         self._kind = np.uint16 if self._total * 256 < 2**16 else np.uint32
         self._row_weights = row_weights.astype(self._kind)[..., None]
         self._column_weights = column_weights.astype(self._kind)[..., None]
@@ -58,9 +56,9 @@ def _weighted_rows(image: np.ndarray, rows: np.ndarray, weights: np.ndarray) -> 
 
 
 def _coverage(length: int, size: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Which old pixels each new one covers `[taps, size]`, by how much, and the sum of that.
+    """Which old pixels each new one covers `[taps, size]`, by how much `[taps, size]`, and the sum of the latter.
 
-    An old pixel is `size` units wide and a new one `length`, so that all borders fall on whole units.
+    An old pixel is `size` units wide and a new one `length`, so that all borders are at integers.
     """
     unit = math.gcd(length, size)
     old, new = size // unit, length // unit
@@ -87,26 +85,26 @@ def grey(frame: np.ndarray) -> np.ndarray:
 
 
 class PixelEnv(gym.Env[np.ndarray, Any]):
-    """A game seen as its last `frame_stack` images, oldest first, `[frame_stack, image_size, image_size]` uint8.
+    """A game whose observation is its last `frame_stack` images, oldest first, `[frame_stack, size, size]` uint8.
 
-    An action is held for `frame_skip` frames of the game, whose rewards are summed; the image is the brighter of the
-    last two frames at each pixel, since old consoles draw some things in every other frame only. An episode's first
-    image also stands for those before it.
+    An action is held for `frame_skip` frames, whose rewards are summed. The image is the pixel-wise maximum of the last
+    two frames, because old consoles draw some sprites in every other frame only. At the start of an episode the stack
+    is filled with its first image.
 
     Args:
-        frame_skip: Frames of the game in one step.
-        frame_stack: Images in an observation.
+        frame_skip: Frames of the game per step.
+        frame_stack: Images per observation.
         image_size: Height and width of an image.
-        grayscale: One channel of brightness; else red, green and blue, and so three channels an image.
-        noop_max: An episode starts after 1 to `noop_max` frames without input, drawn anew; 0 starts at once.
-        reward_clip: Only the sign of each step's reward counts.
-        render_mode: "rgb_array": `render()` gives the last frame in the game's own colours and size.
+        grayscale: One channel per image; else three (red, green, blue).
+        noop_max: An episode starts after 1 to `noop_max` frames without input, drawn at random; 0: none.
+        reward_clip: Replace each step's reward by its sign.
+        render_mode: "rgb_array": `render()` returns the last frame in the game's own colours and size.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 15.0}  # noqa: RUF012 (Gymnasium's way)
     frames_per_second = 60.0
     episode_info: tuple[str, ...] = ()
-    """Names of the numbers in `info` that are worth a summary at the end of an episode."""
+    """Keys of `info` that are reported as statistics when an episode ends."""
 
     def __init__(
         self,
@@ -126,41 +124,36 @@ class PixelEnv(gym.Env[np.ndarray, Any]):
                 raise UsageError(f"{name} is {value!r}; it must be a whole number of at least {minimum}")
         if render_mode not in (None, "rgb_array"):
             raise UsageError(f"render_mode is {render_mode!r}; it must be None or 'rgb_array'")
-        self.frame_skip = frame_skip
-        self.grayscale = grayscale
-        self.noop_max = noop_max
-        self.reward_clip = reward_clip
-        self.render_mode = render_mode
+        self.frame_skip, self.grayscale, self.noop_max = frame_skip, grayscale, noop_max
+        self.reward_clip, self.render_mode = reward_clip, render_mode
         self.metadata = {**self.metadata, "render_fps": self.frames_per_second / frame_skip}
         self._channels = 1 if grayscale else 3
         image = spaces.Box(0, 255, (self._channels, image_size, image_size), np.uint8)
         self.observation_space = StackedBox(image, frame_stack)
         self._stack = np.zeros(self.observation_space.shape, np.uint8)
         self._begun = False
-        self._frame: np.ndarray | None = None  # the last one as the game drew it, where that is at hand
+        self._frame: np.ndarray | None = None  # the last frame in colour, if it has been read
         self._resizers: dict[tuple[int, int], AreaResize] = {}
-
-    # What a game adds --------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _start(self, fresh: bool) -> bool:
-        """Bring the game to the beginning of an episode; whether it starts from nothing, as it must if `fresh`."""
+        """Start an episode; returns whether that is a new game, which it must be if `fresh`."""
 
     @abstractmethod
     def _advance(self, action: int) -> tuple[float, bool]:
-        """Play one frame: its reward, and whether the episode is over."""
+        """Play one frame; returns its reward and whether the episode ended."""
 
     @abstractmethod
     def _screen(self) -> np.ndarray:
-        """The current frame `[H, W, 3]` uint8, as an array of its own."""
+        """A copy of the current frame, `[H, W, 3]` uint8."""
 
     def _look(self) -> np.ndarray:
-        """What images are made of: the frame, or its brightness `[H, W]` where the game has that at hand."""
+        """The frame that the image is made from; `[H, W]` if the game can return grayscale itself."""
         return self._screen()
 
     @abstractmethod
     def _info(self) -> dict[str, Any]:
-        """What is worth knowing about the game now."""
+        """The `info` of a step."""
 
     @abstractmethod
     def _get_game(self) -> Plain:
@@ -168,9 +161,7 @@ class PixelEnv(gym.Env[np.ndarray, Any]):
 
     @abstractmethod
     def _set_game(self, state: Plain) -> None:
-        """Go on from a state of `_get_game`."""
-
-    # Gymnasium -----------------------------------------------------------------------------------------------------
+        """Restore a state of `_get_game`."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode."""
@@ -181,12 +172,11 @@ class PixelEnv(gym.Env[np.ndarray, Any]):
                     self._start(fresh=False)
         image = self._image(self._see())
         self._begun = True
-        for index in range(0, len(self._stack), self._channels):
-            self._stack[index : index + self._channels] = image
+        self._stack.reshape(-1, *image.shape)[:] = image
         return self._stack.copy(), self._info()
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Hold an action for `frame_skip` frames, fewer where the episode ends."""
+        """Hold an action for `frame_skip` frames, or until the episode ends."""
         action, total, ended = int(action), 0.0, False
         before: np.ndarray | None = None
         for left in range(self.frame_skip, 0, -1):
@@ -210,19 +200,19 @@ class PixelEnv(gym.Env[np.ndarray, Any]):
 
     def _last_frame(self) -> np.ndarray:
         if not self._begun:
-            raise gym.error.ResetNeeded("there is nothing to see before the first reset()")
+            raise gym.error.ResetNeeded("call reset() before render()")
         if self._frame is None:
             self._frame = self._screen()
         return self._frame
 
     def _see(self) -> np.ndarray:
-        """Look at the current frame, and keep it."""
+        """Read the current frame, and keep it for `render` if it is in colour."""
         frame = self._look()
         self._frame = frame if frame.ndim == 3 else None
         return frame
 
     def _image(self, frame: np.ndarray) -> np.ndarray:
-        """A frame `[H, W, 3]`, or its brightness `[H, W]`, as the agent sees it `[C, size, size]`."""
+        """The image `[C, size, size]` of a frame `[H, W, 3]` or `[H, W]`."""
         height, width = frame.shape[:2]
         resize = self._resizers.get((height, width))
         if resize is None:
@@ -231,10 +221,8 @@ class PixelEnv(gym.Env[np.ndarray, Any]):
             return resize(frame if frame.ndim == 2 else grey(frame))[None]
         return np.stack([resize(frame[..., channel]) for channel in range(3)])
 
-    # Exact state -------------------------------------------------------------------------------------------------
-
     def get_state(self) -> Plain:
-        """Everything that the rest of the episode and those after it depend on, as plain data."""
+        """The complete state, including the generator, as plain data."""
         generator = None if self._np_random is None else self._np_random.bit_generator.state
         frame = None
         if self._begun:
@@ -243,16 +231,14 @@ class PixelEnv(gym.Env[np.ndarray, Any]):
         return {"game": self._get_game(), "generator": generator, "stack": self._stack.copy(), "frame": frame}
 
     def set_state(self, state: Plain) -> None:
-        """Go on from a state of `get_state`, also of another process."""
+        """Restore a state of `get_state`, also from another process."""
         self._set_game(state["game"])
-        if state["generator"] is None:
-            self._np_random = None
-        else:
-            bit_generator = np.random.PCG64()
-            bit_generator.state = state["generator"]
-            self._np_random = np.random.Generator(bit_generator)
+        self._np_random = None
+        if state["generator"] is not None:
+            self._np_random = np.random.Generator(np.random.PCG64(0))
+            self._np_random.bit_generator.state = state["generator"]
         self._stack[:] = state["stack"]
         self._begun, self._frame = state["frame"] is not None, None
-        if state["frame"] is not None:
+        if self._begun:
             data = np.frombuffer(zlib.decompress(state["frame"]["data"]), np.uint8)
             self._frame = data.reshape(state["frame"]["shape"]).copy()

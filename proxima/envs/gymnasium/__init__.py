@@ -1,1 +1,1 @@
-"""Any Gymnasium env as a vector env: in this process or in workers, with its exact state."""
+"""Any Gymnasium env as a vector env: in this process or in workers, with an exact state."""

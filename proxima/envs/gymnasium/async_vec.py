@@ -1,31 +1,25 @@
-"""Async mode: Gymnasium envs in worker processes, results through shared memory, dead workers replaced.
+"""Async mode: Gymnasium envs in worker processes; results go through shared memory, dead workers are replaced.
 
-Workers are started as commands, not through `multiprocessing`, so that a user's script needs no `__main__` guard; the
-shared memory is a file without a name, so that nothing is left behind however the processes end.
+Workers are started as commands, not by `multiprocessing`, so that a user's script needs no `__main__` guard; the
+shared memory is a file without a name, so that nothing is left behind, however the processes end.
 """
 
 import functools
-import math
 import mmap
 import os
-import pickle
-import socket
 import tempfile
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
-
-import cloudpickle  # type: ignore[import-untyped]
 
 from proxima.envs.checks import check_count
 from proxima.envs.gymnasium import worker as wire
-from proxima.envs.gymnasium.env_group import Recipe, Wrapper, restart_seed
+from proxima.envs.gymnasium.env_group import restart_seed
 from proxima.envs.gymnasium.exactness_trial import TRIAL_SECONDS
 from proxima.envs.gymnasium.plain import Plain
-from proxima.envs.gymnasium.snapshot import NotPlain
-from proxima.envs.gymnasium.spaces import Layout, buffer_bytes, map_buffers
-from proxima.envs.gymnasium.sync_vec import MAX_FAILURES, GymVecEnv, logger
+from proxima.envs.gymnasium.spaces import Buffers, Layout
+from proxima.envs.gymnasium.sync_vec import GymVecEnv, logger
 from proxima.envs.gymnasium.worker_handle import BUILD_SECONDS, Worker, WorkerDied
 from proxima.errors import EnvFailure, UsageError
 from proxima.machine import available_cores
@@ -34,22 +28,20 @@ STEP_TIMEOUT = 300.0
 _CLOSE_SECONDS = 3.0
 
 
-def _anonymous_file(size: int) -> int:
-    """A file descriptor to `size` bytes of memory that no name leads to."""
+def _anonymous_file() -> int:
+    """A file descriptor of shared memory (or of a temporary file) that has no name."""
     if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("proxima-envs", os.MFD_CLOEXEC)
-    else:
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
-    os.ftruncate(fd, size)
-    return fd
+        return os.memfd_create("proxima-envs", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
-@functools.cache  # once a process, not once a vector env
+@functools.cache  # once per process, not once per vector env
 def _warn_of_crowding(num_workers: int) -> None:
-    cores = available_cores()
     logger.warning(
-        "num_workers is %d, but there are %d cores: more workers than cores wait on each other", num_workers, cores
+        "num_workers is %d, but there are %d cores: more workers than cores slow each other down",
+        num_workers,
+        available_cores(),
     )
 
 
@@ -65,190 +57,166 @@ def _shut_down(workers: list[Worker], owner: int) -> None:
 
 
 class AsyncVecEnv(GymVecEnv):
-    """Envs in `num_workers` processes, each stepping its share one after another.
-
-    A worker that dies or hangs is logged and replaced: its envs start fresh episodes, and the step in which it
-    happened reads as a truncation with reward 0 at the last observation that the agent saw.
-    """
+    """Envs in `num_workers` processes, each stepping its share one after another; see `WorkerPool`."""
 
     def __init__(
-        self,
-        env_id: str,
-        *,
-        num_envs: int = 1,
-        env_kwargs: Mapping[str, Any] | None = None,
-        max_episode_steps: int | None = None,
-        spread_episodes: bool = False,
-        wrappers: Sequence[Wrapper] = (),
-        max_failures: int = MAX_FAILURES,
-        num_workers: int | None = None,
-        step_timeout: float | None = STEP_TIMEOUT,
+        self, env_id: str, *, num_workers: int | None = None, step_timeout: float | None = STEP_TIMEOUT, **options: Any
     ) -> None:
-        super().__init__(num_envs=num_envs, spread_episodes=spread_episodes, max_failures=max_failures)
-        if not hasattr(socket, "send_fds"):
+        super().__init__(env_id, **options)
+        if os.name != "posix":
             raise UsageError("async mode needs a POSIX system (Linux, macOS); use sync mode")
         check_count("num_workers", num_workers)
         if step_timeout is not None and step_timeout <= 0:
             raise UsageError(f"step_timeout is {step_timeout}; it must be positive, or None to wait for ever")
-        self.env_id = env_id
-        recipe = Recipe.of(env_id, env_kwargs=env_kwargs, max_episode_steps=max_episode_steps, wrappers=wrappers)
         if num_workers is not None and num_workers > available_cores():
             _warn_of_crowding(num_workers)
-        self._order = {"recipe": self._pickled(recipe), "num_envs": num_envs, "max_failures": max_failures}
+        count = min(self.num_envs, num_workers or available_cores())
+        order = {"recipe": self._recipe.pickled(), "num_envs": self.num_envs, "max_failures": self._max_failures}
+        self._open(WorkerPool(env_id, order, num_workers=count, timeout=step_timeout))
 
-        count = min(num_envs, num_workers or available_cores())
-        self._workers: list[Worker] = []
-        self._finalizer = weakref.finalize(self, _shut_down, self._workers, os.getpid())
+
+class WorkerPool:
+    """The interface of `EnvGroup` for envs in worker processes.
+
+    A worker that dies or hangs is logged and replaced: its envs start fresh episodes, and the step in which it
+    happened is returned as a truncation with reward 0 at the last observation that the agent saw.
+    """
+
+    def __init__(self, env_id: str, order: dict[str, Any], *, num_workers: int, timeout: float | None) -> None:
+        self.failures: list[str] = []
+        self.restarts = 0
+        self.workers: list[Worker] = []
+        self._env_id, self._order = env_id, order
+        self._bank = self._base_seed = 0
+        self._memory_fd = _anonymous_file()
+        weakref.finalize(self, os.close, self._memory_fd)
+        self._finalizer = weakref.finalize(self, _shut_down, self.workers, os.getpid())
         try:
-            for index in range(count):
-                start, stop = num_envs * index // count, num_envs * (index + 1) // count
-                worker = Worker(index, start, stop, timeout=step_timeout)
-                worker.launch(self._order)
-                self._workers.append(worker)
-            layouts = [self._built(worker) for worker in self._workers]
+            bounds = [order["num_envs"] * i // num_workers for i in range(num_workers + 1)]
+            for index, rows in enumerate(pairwise(bounds)):
+                worker = Worker(index, *rows, timeout=timeout)
+                worker.launch(order, self._memory_fd)
+                self.workers.append(worker)
+            for worker in self.workers:
+                self.layout: Layout = self._answer(worker)
         except BaseException as error:
             self._finalizer()
             if isinstance(error, OSError):
-                raise EnvFailure(f"cannot start {count} worker processes ({error}); lower num_workers") from error
-            raise
-        self._start_sharing(layouts[0])
+                raise EnvFailure(f"cannot start {num_workers} worker processes ({error}); lower num_workers") from error
+            if not isinstance(error, WorkerDied):
+                raise
+            if error.tail:
+                logger.warning("worker %d %s\n%s", worker.index, error, error.tail.rstrip())
+            raise EnvFailure(f"a worker of env {env_id!r} died while building it; it {error.summary}") from None
 
-    @staticmethod
-    def _pickled(recipe: Recipe) -> bytes:
-        try:
-            return cloudpickle.dumps(recipe.portable())
-        except Exception as error:
-            raise UsageError(
-                f"env {recipe.spec.id!r} cannot be sent to a worker process ({type(error).__name__}: {error}); use "
-                "sync mode, or give it arguments that can be pickled"
-            ) from error
+    def allocate(self, size: int) -> mmap.mmap:
+        """Memory that is shared with the workers."""
+        os.ftruncate(self._memory_fd, size)
+        return mmap.mmap(self._memory_fd, size)
 
-    def _built(self, worker: Worker) -> Layout:
-        """Wait for a worker's first envs.
+    def attach(self, buffers: Buffers) -> None:
+        """Use these buffers, which are in the shared memory."""
+        self._buffers = buffers
 
-        Raises:
-            UsageError: they cannot be built.
-            EnvFailure: the process died over it.
-        """
-        try:
-            return self._ready(worker)
-        except WorkerDied as death:
-            if death.tail:
-                logger.warning("worker %d %s\n%s", worker.index, death, death.tail.rstrip())
-            raise EnvFailure(f"a worker of env {self.env_id!r} died while building it; it {death.summary}") from None
-
-    def _ready(self, worker: Worker) -> Layout:
-        kind, content = worker.wait()
-        if kind == wire.REFUSED:
-            message, trace = content
-            logger.debug("worker %d cannot build its envs\n%s", worker.index, trace)
-            raise UsageError(message)
-        layout: Layout = content
-        return layout
-
-    def _start_sharing(self, layout: Layout) -> None:
-        size = buffer_bytes(layout, self.num_envs)
-        self._memory_fd = _anonymous_file(size)
-        weakref.finalize(self, os.close, self._memory_fd)
-        self._lay_out(layout, map_buffers(layout, self.num_envs, mmap.mmap(self._memory_fd, size)))
-        for worker in self._workers:
-            worker.share(self._memory_fd)
-
-    def _reset_envs(self, seeds: list[int | None], *, spread_over: int) -> None:
+    def reset(self, *, bank: int, seeds: list[int | None], base_seed: int, spread_over: int) -> None:
+        """Start a new episode in every env; see `EnvGroup.reset`."""
+        self._bank, self._base_seed = bank, base_seed
         self._settle()
-        for worker in self._workers:
-            worker.command(self._reset_command(seeds[worker.start : worker.stop], spread_over=spread_over))
-        for worker in self._workers:
+        for worker in self.workers:
+            self._send_reset(worker, seeds[worker.start : worker.stop], spread_over=spread_over)
+        for worker in self.workers:
             try:
-                self._finish(worker)
+                self._answer(worker)
             except WorkerDied as death:
                 self._revive(worker, death)
 
-    def _step_envs(self) -> None:
-        if any(worker.pending for worker in self._workers):
+    def step(self, bank: int) -> None:
+        """Step every env with the actions in the buffers; see `EnvGroup.step`."""
+        self._bank = bank
+        if any(worker.pending for worker in self.workers):
             raise RuntimeError("the last step was interrupted before every worker had answered: call reset() first")
-        command = wire.STEP[self._bank]
-        for worker in self._workers:
+        command = wire.STEP[bank]
+        for worker in self.workers:
             if worker.death is None:
                 worker.command(command)
-        for worker in self._workers:
+        for worker in self.workers:
             try:
                 if worker.death is not None:
                     raise worker.death
-                self._finish(worker)
+                self._answer(worker)
                 worker.deaths = 0
             except WorkerDied as death:
-                self._mark_lost(worker)
+                self._buffers.mark_lost(slice(worker.start, worker.stop), bank)
                 self._revive(worker, death)
 
-    def _get_env_states(self) -> list[Plain] | str | None:
-        if any(worker.death for worker in self._workers):
+    def get_state(self) -> list[Plain] | str | None:
+        """The state of every env, or why one of them cannot be saved; None if a worker has just died."""
+        if any(worker.death for worker in self.workers):
             return None
-        for worker in self._workers:
-            worker.command(wire.GET_STATE)
+        for worker in self.workers:
+            worker.call("get_state")
         answers = []
-        for worker in self._workers:
+        for worker in self.workers:
             try:
                 answers.append(self._answer(worker))
             except WorkerDied as death:
-                worker.death = death  # dealt with in the next step, whose transition it is that is lost
-        if any(worker.death for worker in self._workers):
+                worker.death = death  # replaced in the next step, whose transition is lost
+        if any(worker.death for worker in self.workers):
             return None
         reasons = [answer for answer in answers if isinstance(answer, str)]
         return reasons[0] if reasons else [state for answer in answers for state in answer]
 
-    def _set_env_states(self, states: list[Plain]) -> None:
+    def set_state(self, states: list[Plain], *, base_seed: int) -> str | None:
+        """Restore states of `get_state`; returns None, or why one of them cannot be restored."""
+        self._base_seed = base_seed
         self._settle()
-        for worker in self._workers:
-            arguments = {"states": states[worker.start : worker.stop], "base_seed": self._base_seed}
-            worker.command(wire.SET_STATE + wire.frame(pickle.dumps(arguments)), at_least=BUILD_SECONDS)
+        for worker in self.workers:
+            rows = states[worker.start : worker.stop]
+            worker.call("set_state", at_least=BUILD_SECONDS, states=rows, base_seed=base_seed)
         try:
-            obstacles = [self._answer(worker) for worker in self._workers]
+            reasons = [self._answer(worker) for worker in self.workers]
         except WorkerDied as death:
-            raise EnvFailure(f"a worker of env {self.env_id!r} {death.summary}") from None
-        if any(obstacles):
-            raise NotPlain(next(filter(None, obstacles)))
+            raise EnvFailure(f"a worker of env {self._env_id!r} {death.summary}") from None
+        return next(filter(None, reasons), None)
 
-    def _why_inexact(self) -> str | None:
-        worker = self._workers[0]
+    def why_inexact(self) -> str | None:
+        """Why an env with a restored state would not continue exactly; see `EnvGroup.why_inexact`."""
+        worker = self.workers[0]
         if worker.death is not None:
-            return "whether its state is exact could not be tried: its worker died"
-        worker.command(wire.WHY_INEXACT, at_least=2 * BUILD_SECONDS + TRIAL_SECONDS)
+            return "whether its state is exact could not be tested: its worker died"
+        worker.call("why_inexact", at_least=2 * BUILD_SECONDS + TRIAL_SECONDS)
         try:
-            answer: str | None = self._answer(worker)
+            return self._answer(worker)
         except WorkerDied as death:
-            worker.death = death  # replaced in the next step or reset, as any worker that dies
-            return f"whether its state is exact could not be tried: the worker {death.summary}"
-        return answer
+            worker.death = death  # replaced in the next step or reset
+            return f"whether its state is exact could not be tested: the worker {death.summary}"
+
+    def _send_reset(self, worker: Worker, seeds: list[int | None], *, spread_over: int) -> None:
+        worker.call("reset", bank=self._bank, seeds=seeds, base_seed=self._base_seed, spread_over=spread_over)
 
     def _answer(self, worker: Worker) -> Any:
-        """What a worker says to a question that is not a step.
+        """Wait for the end of a command and return its result.
 
-        Raises:
-            WorkerDied: it died over the question.
+        Raises WorkerDied if the worker died or did not answer in time, UsageError if it cannot build its envs, and
+        EnvFailure if it cannot go on.
         """
         kind, content = worker.wait()
+        if kind == wire.DONE:
+            return None
+        if kind == wire.REFUSED:
+            message, trace = content
+            logger.debug("worker %d cannot build its envs\n%s", worker.index, trace)
+            raise UsageError(message)
+        answer, failures, restarts = content
+        self.failures += failures
+        self.restarts += restarts
         if kind == wire.GAVE_UP:
-            raise EnvFailure(content[0])
-        return content
-
-    def _reset_command(self, seeds: Sequence[int | None], *, spread_over: int) -> bytes:
-        arguments = {"bank": self._bank, "seeds": seeds, "base_seed": self._base_seed, "spread_over": spread_over}
-        return wire.RESET + wire.frame(pickle.dumps(arguments))
-
-    def _finish(self, worker: Worker) -> None:
-        """Wait for the end of a step or a reset in one worker."""
-        kind, content = worker.wait()
-        if kind == wire.DONE_WITH_EVENTS:
-            self._report(content, worker=worker.index)
-        elif kind == wire.GAVE_UP:
-            message, failures = content
-            self._report(failures, worker=worker.index)
-            raise EnvFailure(message)
+            raise EnvFailure(answer)
+        return answer
 
     def _settle(self) -> None:
-        """Take the answers that an interrupted step left behind, which no longer matter; replace the dead."""
-        for worker in self._workers:
+        """Discard the answers to an interrupted step, and replace dead workers."""
+        for worker in self.workers:
             if worker.pending:
                 try:
                     worker.wait()
@@ -257,55 +225,30 @@ class AsyncVecEnv(GymVecEnv):
             if worker.death is not None:
                 self._revive(worker, worker.death)
 
-    def _mark_lost(self, worker: Worker) -> None:
-        """The step of a worker that died: cut off at the last observations that the agent saw."""
-        lost = self._buffers.rows(worker.start, worker.stop)
-        for final, last in zip(lost.final_obs, lost.obs[1 - self._bank], strict=True):
-            final[:] = last
-        lost.reward[:] = lost.total[:] = 0.0
-        lost.duration[:] = 1
-        lost.terminated[:] = False
-        lost.truncated[:] = True
-        lost.success[:] = math.nan
-        lost.info[:] = math.nan
-
     def _revive(self, worker: Worker, death: WorkerDied) -> None:
-        """Put a new process in the place of a dead one, with fresh episodes.
-
-        Raises:
-            EnvFailure: it died `max_failures` times without one good step between.
-        """
+        """Replace a dead process; EnvFailure after `max_failures` deaths without a completed step in between."""
+        most, rows = self._order["max_failures"], range(worker.start, worker.stop)
         while True:
             worker.deaths += 1
-            gives_up = worker.deaths >= self._max_failures
-            logger.warning(
-                "worker %d (envs %d to %d) %s, death %d of %d in a row; %s%s",
-                worker.index,
-                worker.start,
-                worker.stop - 1,
-                death,
-                worker.deaths,
-                self._max_failures,
-                "giving up" if gives_up else "a new one starts fresh episodes in its place",
-                "\n" + death.tail.rstrip() if death.tail else "",
-            )
-            if gives_up:
+            what = "giving up" if worker.deaths >= most else "replaced by a new one with fresh episodes"
+            envs = f"envs {worker.start} to {worker.stop - 1}"
+            message = f"worker {worker.index} ({envs}) {death}, death {worker.deaths} of {most} in a row; {what}"
+            logger.warning("%s", "\n".join([message, *filter(None, [death.tail.rstrip()])]))
+            if worker.deaths >= most:
                 raise EnvFailure(
-                    f"worker {worker.index} of env {self.env_id!r} died {worker.deaths} times in a row; the last time "
+                    f"worker {worker.index} of env {self._env_id!r} died {worker.deaths} times in a row; the last time "
                     f"it {death.summary}"
                 )
-            self._restarts += 1
+            self.restarts += 1
             restarts = self._buffers.restarts
             restarts[worker.start : worker.stop] += 1
-            rows = range(worker.start, worker.stop)
-            seeds = [restart_seed(self._base_seed, row, int(restarts[row])) for row in rows]
             try:
                 worker.death = None
-                worker.launch(self._order)
-                self._ready(worker)
-                worker.share(self._memory_fd)
-                worker.command(self._reset_command(seeds, spread_over=0))
-                self._finish(worker)
+                worker.launch(self._order, self._memory_fd)
+                self._answer(worker)
+                seeds: list[int | None] = [restart_seed(self._base_seed, row, int(restarts[row])) for row in rows]
+                self._send_reset(worker, seeds, spread_over=0)
+                self._answer(worker)
                 return
             except UsageError as error:
                 worker.kill()
@@ -316,7 +259,5 @@ class AsyncVecEnv(GymVecEnv):
                 death = again
 
     def close(self) -> None:
-        """Stop the workers. Calling it twice is harmless."""
-        if not self._closed:
-            self._closed = True
-            self._finalizer()
+        """Stop the workers."""
+        self._finalizer()

@@ -1,6 +1,6 @@
-"""The one place that owns Gymnasium env objects: builds, steps, autoresets and replaces them.
+"""The only code that builds, steps, autoresets and replaces Gymnasium env objects.
 
-Sync mode has one group in the process itself, async mode one in every worker, so both give the same trajectories.
+Sync mode has one group in its own process, async mode one in every worker, so both have the same trajectories.
 No torch here: worker processes import this file.
 """
 
@@ -9,36 +9,33 @@ import difflib
 import importlib
 import inspect
 import re
-import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from proxima.envs.action_hold import repeat
-from proxima.envs.catalog import find_spec, with_kwargs
+from proxima.envs.catalog import find_spec, is_mujoco
 from proxima.envs.checks import check_count
-from proxima.envs.gymnasium.env_errors import asks_to_stop, env_errors_ignored, first_line
+from proxima.envs.gymnasium.env_errors import asks_to_stop, close_env, first_line, one_line
 from proxima.envs.gymnasium.exactness_trial import why_inexact
 from proxima.envs.gymnasium.plain import Plain
-from proxima.envs.gymnasium.snapshot import NotPlain, Snapshot, time_limit
+from proxima.envs.gymnasium.snapshot import NotPlain, TrackedEnv
 from proxima.envs.gymnasium.spaces import Buffers, Layout, layout_of
-from proxima.envs.gymnasium.step_values import read_flag, read_info, read_reward, reported_number, reported_success
-from proxima.envs.mujoco.model_warnings import model_warnings
+from proxima.envs.gymnasium.step_values import reported_number, reported_success
 from proxima.errors import EnvFailure, UsageError
 
 Wrapper = Callable[[gym.Env], gym.Env]
-ENV_ERRORS = (Exception, SystemExit)
-"""For drawing and evaluation, where nothing is replaced; here `asks_to_stop` decides."""
 
 
-def _usage_error(spec: EnvSpec, error: BaseException) -> UsageError:
-    """What a failed construction means to the user, in one line."""
+def usage_error(spec: EnvSpec, error: BaseException) -> UsageError:
+    """Why an env cannot be built, in one line: a missing package, an unknown keyword, or its own exception."""
     text = first_line(error)
     if isinstance(error, gym.error.DependencyNotInstalled):
         if "box2d" in str(spec.entry_point).lower():
@@ -47,23 +44,41 @@ def _usage_error(spec: EnvSpec, error: BaseException) -> UsageError:
         return UsageError(f"env {spec.id!r} needs a package that is not installed: {text}")
     if isinstance(error, ModuleNotFoundError):
         return UsageError(f"env {spec.id!r} needs the package {error.name!r}, which cannot be imported")
-    keyword = re.search(r"unexpected keyword argument '(\w+)'", text) if isinstance(error, TypeError) else None
-    if keyword and keyword[1] in spec.kwargs:
-        near = difflib.get_close_matches(keyword[1], _keywords(spec), n=1)
+    # A keyword that a subclass of MujocoEnv sets itself is given twice.
+    keyword = re.search(r"(?:unexpected keyword|multiple values for(?: keyword)?) argument '(\w+)'", text)
+    if isinstance(error, TypeError) and keyword and keyword[1] in spec.kwargs:
+        near = difflib.get_close_matches(keyword[1], set(_keywords(spec)) - {keyword[1]}, n=1)
         advice = f"; did you mean {near[0]!r}?" if near else ""
         return UsageError(f"env {spec.id!r} does not take the keyword {keyword[1]!r}{advice}")
-    return UsageError(f"cannot build env {spec.id!r}: {type(error).__name__}: {text}")
+    return UsageError(f"cannot build env {spec.id!r}: {one_line(error)}")
 
 
 def _keywords(spec: EnvSpec) -> list[str]:
-    creator: Any = spec.entry_point
-    if isinstance(creator, str):
-        module, _, name = creator.partition(":")
-        creator = getattr(importlib.import_module(module), name)
+    creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
     try:
         return list(inspect.signature(creator).parameters)
     except (TypeError, ValueError):
         return []
+
+
+@contextlib.contextmanager
+def model_warnings() -> Iterator[None]:
+    """Turn MuJoCo's warnings into Python's; MuJoCo itself prints them and writes a file in the working folder.
+
+    Deprecation warnings are ignored: the user cannot change Gymnasium's model files.
+    """
+    import mujoco
+
+    def warn(message: str) -> None:
+        if "deprecated" not in message:
+            warnings.warn(f"MuJoCo: {message}", stacklevel=2)
+
+    previous = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(warn)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(previous)
 
 
 @dataclass(frozen=True)
@@ -72,7 +87,7 @@ class Recipe:
 
     spec: EnvSpec
     module: str | None = None
-    """Imported before the first env is built: the module of a `module:EnvId`."""
+    """The module of a `module:EnvId`; imported before an env is built."""
     max_episode_steps: int | None = None
     wrappers: tuple[Wrapper, ...] = ()
 
@@ -85,34 +100,34 @@ class Recipe:
         max_episode_steps: int | None = None,
         wrappers: Sequence[Wrapper] = (),
     ) -> "Recipe":
-        """Look the id up.
-
-        Raises:
-            UsageError: there is no such id; the nearest one is named.
-        """
+        """Look the id up; `find_spec` raises if there is no such id."""
         check_count("max_episode_steps", max_episode_steps)
-        spec = with_kwargs(find_spec(env_id), env_kwargs)
+        spec = find_spec(env_id)
+        # Gymnasium copies the keywords for each env it makes.
+        spec = replace(spec, kwargs={**spec.kwargs, **(env_kwargs or {})})
         return cls(spec, env_id.rpartition(":")[0] or None, max_episode_steps, tuple(wrappers))
 
-    def portable(self) -> "Recipe":
-        """The same recipe with nothing in it that only this process can look up by name."""
-        entry_point = self.spec.entry_point
-        if isinstance(entry_point, str) and entry_point.startswith("__main__:"):
-            creator = getattr(sys.modules["__main__"], entry_point.partition(":")[2])
-            return replace(self, spec=replace(self.spec, entry_point=creator))
-        return self
+    def pickled(self) -> bytes:
+        """The recipe for another process; a class of the main script is pickled itself, not by name."""
+        import cloudpickle  # type: ignore[import-untyped]
+
+        spec = self.spec
+        try:
+            if isinstance(spec.entry_point, str) and spec.entry_point.startswith("__main__:"):
+                spec = replace(spec, entry_point=load_env_creator(spec.entry_point))
+            return cloudpickle.dumps(replace(self, spec=spec))
+        except Exception as error:
+            raise UsageError(
+                f"env {spec.id!r} cannot be sent to a worker process ({type(error).__name__}: {error}); use sync mode, "
+                "or give it arguments that can be pickled"
+            ) from error
 
     def build(self) -> gym.Env:
-        """Build one env, with the wrappers around it.
-
-        Raises:
-            UsageError: the env cannot be built; one line says why.
-        """
+        """Build one env and its wrappers; UsageError if that fails."""
         try:
             if self.module:
                 importlib.import_module(self.module)
-            is_mujoco = str(self.spec.entry_point).startswith("gymnasium.envs.mujoco.")
-            with model_warnings() if is_mujoco else contextlib.nullcontext():
+            with model_warnings() if is_mujoco(self.spec) else contextlib.nullcontext():
                 env = gym.make(self.spec, max_episode_steps=self.max_episode_steps, disable_env_checker=True)
             for wrapper in self.wrappers:
                 env = wrapper(env)
@@ -120,26 +135,11 @@ class Recipe:
         except BaseException as error:
             if asks_to_stop(error) or isinstance(error, UsageError):
                 raise
-            raise _usage_error(self.spec, error) from error
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An env that raised and was replaced by a new one."""
-
-    env_index: int
-    doing: str  # "step", "reset" or "its restart"
-    traceback: str
-    in_a_row: int
-
-    @property
-    def last_line(self) -> str:
-        """The exception itself, without the way to it."""
-        return self.traceback.strip().splitlines()[-1]
+            raise usage_error(self.spec, error) from error
 
 
 def restart_seed(base_seed: int, env_index: int, restarts: int) -> int:
-    """The seed of an env that replaces a failed one: another episode each time, the same in a repeated run."""
+    """The seed of an env that replaces a failed one: different for each restart, the same in a repeated run."""
     return int(np.random.SeedSequence((base_seed, env_index, restarts)).generate_state(1)[0])
 
 
@@ -147,60 +147,58 @@ class EnvGroup:
     """Envs `start` to `stop` of a vector env, stepped one after another, results written into buffers.
 
     An env that raises in `step` or `reset` is replaced by a new object with a fresh episode, and the step in which it
-    happened reads as a truncation with reward 0; `events` tells of it.
+    raised is returned as a truncation with reward 0. `async_vec.WorkerPool` has the same interface.
     """
 
-    def __init__(self, recipe: Recipe, *, start: int, stop: int, max_failures: int) -> None:
-        self.start = start
-        self.max_failures = max_failures
-        self.events: list[Failure] = []
-        self._recipe = recipe
+    def __init__(self, recipe: Recipe, *, start: int, stop: int, max_failures: int, label: str = "") -> None:
+        self.failures: list[str] = []
+        """Messages about envs that raised, until the owner logs and clears them."""
+        self.restarts = 0
+        """Number of envs that have been replaced."""
+        self._recipe, self._start, self._max_failures, self._label = recipe, start, max_failures, label
         self._base_seed = 0
-        self._envs: list[gym.Env] = []
+        self._envs: list[TrackedEnv] = []
         try:
             for _ in range(start, stop):
-                self._envs.append(recipe.build())
-            self._snapshots = [Snapshot(env) for env in self._envs]
-            self.layout: Layout = layout_of(self._envs[0])
+                self._envs.append(TrackedEnv(recipe.build()))
+            self.layout: Layout = layout_of(self._envs[0].env)
         except BaseException as error:
             self.close()
             if asks_to_stop(error) or isinstance(error, UsageError):
                 raise
-            raise _usage_error(recipe.spec, error) from error
+            raise usage_error(recipe.spec, error) from error
+
+    def allocate(self, size: int) -> Any:
+        """Memory for the buffers of this process alone."""
+        return np.zeros(size, np.uint8)
 
     def attach(self, buffers: Buffers) -> None:
-        """Say where actions are read and results are written: the rows of this group."""
+        """Read actions from these buffers and write results into them: the rows of this group."""
         self._buffers = buffers
         self._action = self.layout.action.reader(buffers.action)
 
     def reset(self, *, bank: int, seeds: Sequence[int | None], base_seed: int, spread_over: int = 0) -> None:
-        """Start a new episode in every env, with its seed, or where its generator stands if that is None.
+        """Start a new episode in every env, with its seed; None continues with the env's generator.
 
-        Envs that replace failed ones later take their seeds from `base_seed`. With `spread_over` envs in the whole
-        vector env, the time limit of env i starts at i / `spread_over` of its length, so that episodes end out of
-        phase; 0 leaves it.
+        Seeds of envs that replace failed ones are derived from `base_seed`. If `spread_over` is the number of envs in
+        the vector env, the time limit of env i starts at i / `spread_over` of its length, so that episodes end out of
+        phase; with 0 every time limit starts at 0.
         """
         self._base_seed = base_seed
         for row, seed in enumerate(seeds):
-            try:
-                self._snapshots[row].before_reset(seed)
-                obs, _ = self._envs[row].reset(seed=seed)
-                self.layout.observation.write(obs, self._buffers.obs[bank], row)
-            except BaseException as error:
-                if asks_to_stop(error):
-                    raise
-                self._replace(row, bank, "reset")
-            if spread_over and (limit := time_limit(self._envs[row])) is not None:
-                self._snapshots[row].set_elapsed(limit._max_episode_steps * (self.start + row) // spread_over)
+            self._reset_env(row, bank, seed)
+            env = self._envs[row]
+            if spread_over and env.time_limit is not None:
+                env.set_elapsed(env.time_limit._max_episode_steps * (self._start + row) // spread_over)
 
     def step(self, bank: int) -> None:
-        """Step every env with its action for as long as that is held, and start the next episode where one ended."""
+        """Step every env with its action, for as long as it is held, and start a new episode where one ended."""
         buffers, write = self._buffers, self.layout.observation.write
         arrays = buffers.obs[bank]
         holds = zip(buffers.hold.tolist(), buffers.gamma.tolist(), strict=True)
         for row, (hold, gamma) in enumerate(holds):
             try:
-                done = repeat(partial(self._step_once, row), hold, gamma)
+                done = repeat(partial(self._step_env, row), hold, gamma)
                 ended = done.terminated or done.truncated
                 write(done.obs, buffers.final_obs if ended else arrays, row)
                 buffers.reward[row], buffers.total[row], buffers.duration[row] = done.reward, done.total, done.duration
@@ -213,112 +211,83 @@ class EnvGroup:
             except BaseException as error:
                 if asks_to_stop(error):
                     raise
-                self._mark_lost(row, bank)
+                buffers.mark_lost(row, bank)
                 self._replace(row, bank, "step")
                 continue
             buffers.failures[row] = 0
             if ended:
-                try:
-                    self._snapshots[row].before_reset(None)
-                    obs, _ = self._envs[row].reset()
-                    write(obs, arrays, row)
-                except BaseException as error:
-                    if asks_to_stop(error):
-                        raise
-                    self._replace(row, bank, "reset")
+                self._reset_env(row, bank, None)
 
-    def _step_once(self, row: int) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
-        action = self._action(row)
-        self._snapshots[row].before_step(action)
-        obs, reward, terminated, truncated, info = self._envs[row].step(action)
-        ends = read_flag(terminated, "terminated"), read_flag(truncated, "truncated")
-        return obs, read_reward(reward), *ends, read_info(info)
+    def _step_env(self, row: int) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
+        return self._envs[row].step(self._action(row))
 
-    def get_state(self) -> list[Plain] | str:
-        """The exact state of every env, or why one of them has become impossible to capture."""
+    def _reset_env(self, row: int, bank: int, seed: int | None) -> None:
         try:
-            return [snapshot.capture() for snapshot in self._snapshots]
-        except NotPlain as error:
-            return str(error)
-        except BaseException as error:  # out of an env's own get_state()
+            self.layout.observation.write(self._envs[row].reset(seed), self._buffers.obs[bank], row)
+        except BaseException as error:
             if asks_to_stop(error):
                 raise
-            return f"{type(error).__name__}: {first_line(error)}"
+            self._replace(row, bank, "reset")
 
-    def set_state(self, states: Sequence[Plain], *, base_seed: int) -> None:
-        """Put states of `get_state` into the envs.
+    def get_state(self) -> list[Plain] | str:
+        """The exact state of every env, or why that of one of them cannot be saved."""
+        try:
+            return [env.capture() for env in self._envs]
+        except BaseException as error:
+            return _why_not(error)
 
-        Raises:
-            NotPlain: a state does not fit, or the env failed over it.
-        """
+    def set_state(self, states: Sequence[Plain], *, base_seed: int) -> str | None:
+        """Restore states of `get_state`; returns None, or why one of them cannot be restored."""
         self._base_seed = base_seed
-        for snapshot, state in zip(self._snapshots, states, strict=True):
-            try:
-                snapshot.restore(state)
-            except NotPlain:
-                raise
-            except BaseException as error:
-                if asks_to_stop(error):
-                    raise
-                raise NotPlain(f"{type(error).__name__}: {first_line(error)}") from error
+        try:
+            for env, state in zip(self._envs, states, strict=True):
+                env.restore(state)
+        except BaseException as error:
+            return _why_not(error)
+        return None
 
     def why_inexact(self) -> str | None:
-        """Why a state put into another env does not go on exactly; None where it was tried and does."""
+        """Why an env with a restored state would not continue exactly; None if a test showed that it does."""
         return why_inexact(self._recipe.build)
 
     def close(self) -> None:
-        """Close every env, whatever they raise."""
+        """Close every env; what they raise is ignored."""
         for env in self._envs:
-            with env_errors_ignored():
-                env.close()
+            close_env(env.env)
         self._envs = []
 
-    def take_events(self) -> list[Failure]:
-        """The failures since the last call."""
-        events, self.events = self.events, []
-        return events
-
-    def _mark_lost(self, row: int, bank: int) -> None:
-        """The step of an env that failed: cut off at the last observation that the agent saw."""
-        buffers = self._buffers
-        for final, last in zip(buffers.final_obs, buffers.obs[1 - bank], strict=True):
-            final[row] = last[row]
-        buffers.reward[row] = buffers.total[row] = 0.0
-        buffers.duration[row] = 1
-        buffers.success[row] = np.nan
-        buffers.info[row] = np.nan
-        buffers.terminated[row] = False
-        buffers.truncated[row] = True
-
     def _replace(self, row: int, bank: int, doing: str) -> None:
-        """Put a new env in the place of one that just raised.
-
-        Raises:
-            EnvFailure: it failed `max_failures` times without one good step between.
-        """
+        """Replace an env that has just raised; EnvFailure after `max_failures` without a successful step in between."""
         buffers = self._buffers
         while True:
             buffers.failures[row] += 1
-            in_a_row = int(buffers.failures[row])
-            failure = Failure(self.start + row, doing, traceback.format_exc(), in_a_row)
-            self.events.append(failure)
-            if in_a_row >= self.max_failures:
+            index, in_a_row, trace = self._start + row, int(buffers.failures[row]), traceback.format_exc().rstrip()
+            gives_up = in_a_row >= self._max_failures
+            self.failures.append(
+                f"env {index}{self._label} raised in {doing}, failure {in_a_row} of {self._max_failures} in a row; "
+                f"{'giving up' if gives_up else 'replaced by a new env with a fresh episode'}\n{trace}"
+            )
+            if gives_up:
                 raise EnvFailure(
-                    f"env {failure.env_index} of {self._recipe.spec.id!r} failed {in_a_row} times in a row, the last "
-                    f"time in {doing}: {failure.last_line}"
+                    f"env {index} of {self._recipe.spec.id!r} failed {in_a_row} times in a row, the last time in "
+                    f"{doing}: {trace.splitlines()[-1]}"
                 )
+            self.restarts += 1
             buffers.restarts[row] += 1
             try:
-                with env_errors_ignored():
-                    self._envs[row].close()
-                self._envs[row] = self._recipe.build()
-                self._snapshots[row] = Snapshot(self._envs[row])
-                seed = restart_seed(self._base_seed, failure.env_index, int(buffers.restarts[row]))
-                self._snapshots[row].before_reset(seed)
-                obs, _ = self._envs[row].reset(seed=seed)
-                self.layout.observation.write(obs, buffers.obs[bank], row)
+                close_env(self._envs[row].env)
+                self._envs[row] = TrackedEnv(self._recipe.build())
+                seed = restart_seed(self._base_seed, index, int(buffers.restarts[row]))
+                self.layout.observation.write(self._envs[row].reset(seed), buffers.obs[bank], row)
                 return
             except BaseException as error:
                 if asks_to_stop(error):
                     raise
                 doing = "its restart"
+
+
+def _why_not(error: BaseException) -> str:
+    """Why a state cannot be saved or restored, in one line; a request to stop is raised again."""
+    if asks_to_stop(error):
+        raise error
+    return str(error) if isinstance(error, NotPlain) else one_line(error)

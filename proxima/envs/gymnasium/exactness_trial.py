@@ -1,7 +1,7 @@
 """Tests whether an env continues exactly after its state was restored into another object.
 
-It runs on two envs of its own at the start of a run. Whatever these do, short of ending the process, the
-result is an answer and never an exception. No torch here: worker processes import this file.
+It runs at the start of a run, on two envs built for the test. Whatever they raise, the result is an answer and not an
+exception. No torch here: worker processes import this file.
 """
 
 import time
@@ -11,32 +11,31 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from proxima.envs.gymnasium.env_errors import asks_to_stop, env_errors_ignored, first_line
-from proxima.envs.gymnasium.snapshot import Snapshot
-from proxima.envs.gymnasium.step_values import read_flag, read_reward
+from proxima.envs.gymnasium.env_errors import asks_to_stop, close_env, one_line
+from proxima.envs.gymnasium.snapshot import TrackedEnv
 
 TRIAL_SECONDS = 20.0
-"""For everything but building the envs and resetting them for the first time."""
+"""For everything except building the envs and resetting them for the first time."""
 _STEPS = 40
-_SHARE_BEFORE_COPY = 0.4  # of the time: an env that takes a second per step can still be compared
+_WARM_UP_SHARE = 0.4  # of the time: leaves enough to compare an env that takes a second per step
 
 
 class _OutOfTime(Exception):
     """The deadline has passed."""
 
 
-class _TimedSnapshot(Snapshot):
-    """A snapshot that raises `_OutOfTime` before a reset or a step after the deadline, also in a replay."""
+class _TimedEnv(TrackedEnv):
+    """Raises `_OutOfTime` instead of a reset or a step after the deadline, also in a replay."""
 
     deadline = float("inf")
 
-    def before_reset(self, seed: int | None) -> None:
+    def reset(self, seed: int | None = None) -> Any:
         self._check()
-        super().before_reset(seed)
+        return super().reset(seed)
 
-    def before_step(self, action: Any) -> None:
+    def step(self, action: Any) -> Any:
         self._check()
-        super().before_step(action)
+        return super().step(action)
 
     def _check(self) -> None:
         if time.monotonic() > self.deadline:
@@ -44,89 +43,79 @@ class _TimedSnapshot(Snapshot):
 
 
 def why_inexact(build: Callable[[], gym.Env]) -> str | None:
-    """Run an env for some episodes, restore its state into another, and see whether both go on alike.
+    """Run an env for some episodes, restore its state into another env, and test whether both continue identically.
 
     Returns:
-        None where they do; else why a restored env would go on differently, or why that could not be found out.
+        None if they do; else why a restored env would continue differently, or why that could not be tested.
     """
-    envs: list[gym.Env] = []
+    envs: list[_TimedEnv] = []
     try:
-        envs += [build()]
-        envs += [build()]
+        for _ in range(2):
+            envs.append(_TimedEnv(build()))
         return _compare(*envs)
     except _OutOfTime:
-        return f"whether its state is exact could not be tried within {TRIAL_SECONDS:g} s"
+        return f"whether its state is exact could not be tested within {TRIAL_SECONDS:g} s"
     except BaseException as error:
         if asks_to_stop(error):
             raise
-        return f"its state cannot be taken: {type(error).__name__}: {first_line(error)}"
+        return f"its state cannot be saved: {one_line(error)}"
     finally:
         for env in envs:
-            with env_errors_ignored():
-                env.close()
+            close_env(env.env)
 
 
-def _compare(one: gym.Env, two: gym.Env) -> str | None:
-    first, second = _TimedSnapshot(one), _TimedSnapshot(two)
-    one.action_space.seed(0)
+def _compare(one: _TimedEnv, two: _TimedEnv) -> str | None:
+    actions = one.env.action_space
+    actions.seed(0)
     start = time.monotonic()
-    first.before_reset(11)
-    one.reset(seed=11)
+    one.reset(11)
     now = time.monotonic()
     # A first reset may have much to load; the other env's may take as long.
-    first.deadline = second.deadline = now + TRIAL_SECONDS + (now - start)
+    one.deadline = two.deadline = now + TRIAL_SECONDS + (now - start)
     worlds = _worlds(one)
-    _warm_up(first, until=now + _SHARE_BEFORE_COPY * TRIAL_SECONDS)
-    if first.replays and any(before is after for before, after in zip(worlds, _worlds(one), strict=False)):
-        return "its Box2D world outlives an episode and remembers it, so a replay differs in the last bits"
-    second.restore(first.capture())
+    _warm_up(one, until=now + _WARM_UP_SHARE * TRIAL_SECONDS)
+    if one.replays and any(before is after for before, after in zip(worlds, _worlds(one), strict=False)):
+        return "its Box2D world is kept from one episode to the next, so a replay differs in the last bits"
+    two.restore(one.capture())
     for step in range(1, 3 * _STEPS):
-        action = one.action_space.sample()
+        action = actions.sample()
         try:
-            ours, theirs = _step(first, action), _step(second, action)
+            ours, theirs = one.step(action), two.step(action)
+            if not _same(ours[:4], theirs[:4]):
+                return f"{'replayed' if one.replays else 'restored'} episodes continue differently"
+            # The episodes after it count too.
+            if (ours[2] or ours[3] or step % _STEPS == 0) and not _same(one.reset(), two.reset()):
+                return "episodes start differently after a restore"
         except _OutOfTime:
             if step == 1:
                 raise
-            break  # a slow env has been compared for as long as there was time
-        if not _same(ours, theirs):
-            return f"{'replayed' if first.replays else 'restored'} episodes go on differently"
-        if ours[2] or step % _STEPS == 0:  # the episodes after it count too
-            try:
-                for snapshot in (first, second):
-                    snapshot.before_reset(None)
-            except _OutOfTime:
-                break
-            if not _same(one.reset()[0], two.reset()[0]):
-                return "episodes start differently after a restore"
+            break  # a slow env is compared for as long as there is time
     return None
 
 
-def _warm_up(snapshot: Snapshot, *, until: float) -> None:
-    """Random episodes, since what survives a reset must survive a snapshot too, and the first steps of another."""
-    env, rng = snapshot.env, np.random.default_rng(0)
+def _warm_up(env: _TimedEnv, *, until: float) -> None:
+    """Random episodes and the first steps of another: state that survives a reset must be restored too."""
+    rng = np.random.default_rng(0)
     for episode in range(3):
         if episode and time.monotonic() > until:
             break
         for _ in range(int(rng.integers(5, _STEPS))):
-            if _step(snapshot, env.action_space.sample())[2] or time.monotonic() > until:
+            if _ends(env) or time.monotonic() > until:
                 break
-        snapshot.before_reset(None)
         env.reset()
     for _ in range(3):
-        if _step(snapshot, env.action_space.sample())[2]:
-            snapshot.before_reset(None)
+        if _ends(env):
             env.reset()
 
 
-def _worlds(env: Any) -> list[Any]:
-    return [value for value in vars(env.unwrapped).values() if type(value).__name__ == "b2World"]
+def _ends(env: _TimedEnv) -> bool:
+    """Take a random step; whether the episode ended in it."""
+    _, _, terminated, truncated, _ = env.step(env.env.action_space.sample())
+    return terminated or truncated
 
 
-def _step(snapshot: Snapshot, action: Any) -> tuple[Any, float, bool]:
-    snapshot.before_step(action)
-    obs, reward, terminated, truncated, _ = snapshot.env.step(action)
-    ends = read_flag(terminated, "terminated"), read_flag(truncated, "truncated")
-    return obs, read_reward(reward), any(ends)
+def _worlds(env: TrackedEnv) -> list[Any]:
+    return [value for value in vars(env.env.unwrapped).values() if type(value).__name__ == "b2World"]
 
 
 def _same(one: Any, two: Any) -> bool:

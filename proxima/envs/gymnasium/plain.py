@@ -1,4 +1,4 @@
-"""Plain data in two pieces that any safe loader reads: a JSON text, and one block of bytes for the arrays in it."""
+"""Packs plain data into JSON text and one block of bytes for the arrays in it, which any safe loader can read."""
 
 import json
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 
 Plain = Any
-"""None, bool, int, float, str, bytes, numpy arrays without objects, and lists and str-keyed dicts of them."""
+"""None, bool, int, float, str, bytes, numpy arrays without objects, and lists and dicts (with str keys) of these."""
 
 _KEY = "\0"  # a dict with this key stands for an array or bytes
 
 
 def pack(value: Plain) -> tuple[str, np.ndarray]:
-    """The text and the bytes (uint8) that stand for a value; exact, also for floats and integers of any size."""
+    """Text and bytes (uint8) of a value; exact, also for floats and integers of any size."""
     parts: list[bytes] = []
     offset = 0
 
@@ -38,7 +38,7 @@ def pack(value: Plain) -> tuple[str, np.ndarray]:
 
 
 def unpack(text: str, data: np.ndarray) -> Plain:
-    """What `pack` was given."""
+    """The value that was packed."""
     buffer = data.tobytes()
 
     def walk(item: Any) -> Plain:

@@ -1,12 +1,12 @@
-"""The exact state of a Gymnasium env, wrappers included, as plain data; and its return into another object.
+"""Saves the exact state of a Gymnasium env, wrappers included, as plain data, and restores it into another env object.
 
-Three ways. *Its own*: an env with `get_state()` and `set_state(state)` is taken at its word, and only its wrappers are
-looked into. *Attributes*: where every attribute of the env and its wrappers is data (numbers, text, arrays, generators,
-MuJoCo's `MjData`, containers and objects of these), they are the state. *Replay*: an env of other
-kinds (Box2D, most games) is brought back by its generator as it was before the reset, and the episode's actions.
-Whether the way that applies is exact for an env is tried at the start of a run, by `exactness_trial.py`.
+There are three ways. *Its own*: an env with `get_state()` and `set_state(state)` is trusted; only the attributes of its
+wrappers are saved besides. *Attributes*: if every attribute of the env and its wrappers is data (numbers, text, arrays,
+generators, MuJoCo's `MjData`, containers and objects of these), the attributes are the state. *Replay*: any other env
+(Box2D, most games) is restored from its generator before the last reset and the actions of the episode.
+`exactness_trial.py` tests at the start of a run whether this is exact for an env.
 
-Knows numpy and Gymnasium, not torch: workers import it.
+No torch here: worker processes import this file.
 """
 
 import copy
@@ -14,7 +14,7 @@ import inspect
 import random
 import types
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -23,8 +23,9 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from proxima.envs.gymnasium.plain import Plain
+from proxima.envs.gymnasium.step_values import read_flag, read_reward
 
-# Never part of the state: what the env was made from, what it draws with, code.
+# Never part of the state: what the env was made from, renderers, code.
 _CONSTANT_TYPES = (EnvSpec, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, type)
 _CONSTANT_NAMES = {
     *("env", "spec", "metadata", "_ezpickle_args", "_ezpickle_kwargs", "_max_episode_steps"),
@@ -33,42 +34,48 @@ _CONSTANT_NAMES = {
 }
 _BIT_GENERATORS = {"PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"}
 _BARE_SIZE = type("Bare", (), {}).__basicsize__
-_MAX_DEPTH = 4  # of objects in objects; beyond it, or around a circle, an env is replayed
+_MAX_DEPTH = 4  # of objects in objects; an env with deeper ones, or with circular references, is replayed
 
 
 class NotPlain(Exception):
-    """An attribute that cannot be taken as data; the message names it and its type."""
+    """An attribute that cannot be saved as data, or a state that does not fit; the message says which."""
 
 
-class Snapshot:
-    """Saves and restores the state of one env; it follows every reset and step, since a replay needs them."""
+class TrackedEnv:
+    """A Gymnasium env with an exact state. Resets and steps go through it, because a replay needs their history."""
 
     def __init__(self, env: gym.Env):
         self.env = env
+        layers = _layers(env)
+        self.time_limit = next((layer for layer in layers if isinstance(layer, gym.wrappers.TimeLimit)), None)
         self._own = _has_own_state(env.unwrapped)
-        self._read = _layers(env)[: -1 if self._own else None]  # those whose attributes are the state
+        self._read = layers[: -1 if self._own else None]  # those whose attributes are the state
         self.replays = not _is_plain(self._read)
         self._before: Plain = None
         self._seed: int | None = None
         self._elapsed = 0
         self._actions: list[Any] = []
 
-    def before_reset(self, seed: int | None) -> None:
-        """Call before `env.reset(seed=seed)`."""
+    def reset(self, seed: int | None = None) -> Any:
+        """Start an episode and return its first observation."""
         if self.replays:
             self._before, self._seed = _encode(self.env.unwrapped._np_random, "_np_random"), seed
             self._elapsed, self._actions = 0, []
+        obs, _ = self.env.reset(seed=seed)
+        return obs
 
-    def set_elapsed(self, steps: int) -> None:
-        """Start the time limit of the episode at `steps`, as a spread-out first episode does."""
-        limit = time_limit(self.env)
-        if limit is not None:
-            limit._elapsed_steps = self._elapsed = steps
-
-    def before_step(self, action: Any) -> None:
-        """Call before `env.step(action)`."""
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
+        """Step the env; reward and flags are checked, and an info that is not a mapping counts as empty."""
         if self.replays:
             self._actions.append(copy.copy(action))
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        ends = read_flag(terminated, "terminated"), read_flag(truncated, "truncated")
+        return obs, read_reward(reward), *ends, info if isinstance(info, Mapping) else {}
+
+    def set_elapsed(self, steps: int) -> None:
+        """Make the time limit, if there is one, count as if `steps` steps of the episode had been taken."""
+        if self.time_limit is not None:
+            self.time_limit._elapsed_steps = self._elapsed = steps
 
     def capture(self) -> Plain:
         """The state as plain data, copied."""
@@ -83,7 +90,7 @@ class Snapshot:
         }
 
     def restore(self, state: Plain) -> None:
-        """Put a state of `capture` into this env, which must have been built by the same recipe."""
+        """Restore a state of `capture`; the env must have been built from the same recipe."""
         if not self.replays:
             for layer, saved in zip(self._read, state["layers"], strict=True):
                 _restore_layer(layer, saved)
@@ -91,18 +98,10 @@ class Snapshot:
                 self.env.unwrapped.set_state(_decode(state["own"], None))
             return
         self.env.unwrapped._np_random = _decode(state["before"], None)
-        self.before_reset(state["seed"])
-        self.env.reset(seed=state["seed"])
+        self.reset(state["seed"])
         self.set_elapsed(state["elapsed"])
         for saved in state["actions"]:
-            action = _decode(saved, None)
-            self.before_step(action)
-            self.env.step(action)
-
-
-def time_limit(env: Any) -> gym.wrappers.TimeLimit | None:
-    """The time limit among an env's wrappers."""
-    return next((layer for layer in _layers(env) if isinstance(layer, gym.wrappers.TimeLimit)), None)
+            self.step(_decode(saved, None))
 
 
 def _layers(env: Any) -> list[Any]:
@@ -114,7 +113,7 @@ def _layers(env: Any) -> list[Any]:
 
 
 def _has_own_state(env: Any) -> bool:
-    """Whether an env offers `get_state()` and `set_state(state)`; MuJoCo's `set_state(qpos, qvel)` is another thing."""
+    """Whether an env has `get_state()` and `set_state(state)`; MuJoCo's `set_state(qpos, qvel)` does not count."""
     try:
         inspect.signature(env.get_state).bind()
         inspect.signature(env.set_state).bind(None)
@@ -148,11 +147,8 @@ def _restore_layer(layer: Any, saved: Plain) -> None:
         setattr(layer, name, _decode(value, getattr(layer, name, None)))
 
 
-# Values ------------------------------------------------------------------------------------------------------------
-
-
 def _encode(value: Any, name: str, depth: int = 0) -> Plain:
-    """A tagged copy of a value; raises NotPlain where it is more than data."""
+    """A tagged copy of a value; raises NotPlain if it is more than data."""
     if value is None or type(value) in (bool, int, float, str, bytes):
         return value
     if isinstance(value, np.ndarray) and value.dtype != object:
@@ -162,7 +158,7 @@ def _encode(value: Any, name: str, depth: int = 0) -> Plain:
     if isinstance(value, np.random.Generator):
         return ["generator", type(value.bit_generator).__name__, _encode(value.bit_generator.state, name)]
     if type(value) in _CONTAINERS:
-        depth = _MAX_DEPTH  # there is nothing at a place in a list that an object could be put back into
+        depth = _MAX_DEPTH  # objects are restored in place, which is not possible inside containers
         return [type(value).__name__, [_encode(item, name, depth) for item in value], getattr(value, "maxlen", None)]
     if type(value) is dict:
         return ["dict", [[_encode(k, name, _MAX_DEPTH), _encode(x, name, _MAX_DEPTH)] for k, x in value.items()]]
@@ -172,7 +168,7 @@ def _encode(value: Any, name: str, depth: int = 0) -> Plain:
         return ["mjdata", np.concatenate([array.ravel() for array in _mjdata_arrays(value)]), float(value.time)]
     if isinstance(value, random.Random) and type(value) is random.Random:
         return ["random", _encode(value.getstate(), name)]
-    # Nothing but a __dict__: a class with slots or a C base keeps more than shows.
+    # Only a __dict__: a class with slots or a C base has more state than its attributes.
     if hasattr(value, "__dict__") and type(value).__basicsize__ <= _BARE_SIZE and depth < _MAX_DEPTH:
         fields = {key: _encode(item, f"{name}.{key}", depth + 1) for key, item in vars(value).items()}
         return ["object", type(value).__name__, fields]
@@ -188,7 +184,7 @@ _CONTAINERS: dict[type, Callable[[list, int | None], Any]] = {
 
 
 def _decode(saved: Plain, current: Any) -> Any:
-    """The value again; objects that are part of the env (spaces, MjData) are filled in place."""
+    """The value of a tagged copy; objects that are part of the env (spaces, MjData) are changed in place."""
     if not isinstance(saved, list):
         return saved
     tag, content = saved[0], saved[1]
@@ -208,7 +204,7 @@ def _decode(saved: Plain, current: Any) -> Any:
         return generator
     if tag == "object":
         if type(current).__name__ != content:
-            raise NotPlain(f"there is no {content} to put a saved one into")
+            raise NotPlain(f"the env has no {content} that the saved one could be restored into")
         for key, item in saved[2].items():
             setattr(current, key, _decode(item, getattr(current, key, None)))
         return current
@@ -233,11 +229,9 @@ def _decode(saved: Plain, current: Any) -> Any:
 
 def _all_spaces(space: spaces.Space) -> list[spaces.Space]:
     """A space and all those inside it; each may have a generator of its own."""
-    inner: list[Any] = []
-    if isinstance(space, spaces.Dict):
-        inner = list(space.spaces.values())
-    elif isinstance(space, spaces.Tuple):
-        inner = list(space.spaces)
+    inner: Any = ()
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        inner = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
     return [space, *(found for each in inner for found in _all_spaces(each))]
 
 
@@ -245,7 +239,7 @@ _MJDATA_NAMES: dict[int, list[str]] = {}
 
 
 def _mjdata_arrays(data: Any) -> list[np.ndarray]:
-    """Views of the arrays of an MjData whose size the model fixes: the integration state, and what is derived from it.
+    """Views of the arrays of an MjData that have a fixed size: the integration state and the fields derived from it.
 
     Gymnasium reads derived fields, which lag the coordinates by a substep, so they cannot be recomputed. Contacts
     and constraints, whose sizes vary, are recomputed by each step before anything reads them.

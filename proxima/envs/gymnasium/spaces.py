@@ -1,10 +1,11 @@
-"""Gymnasium spaces as flat arrays: which keys and shapes an observation has, and what an action looks like to the env.
+"""Gymnasium spaces as flat arrays: keys and shapes of observations, conversion of actions, and the shared buffers.
 
 No torch here: worker processes import this file.
 """
 
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ ONE_HOT = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 class FlatBox(spaces.Box):
-    """The Box that another space becomes, which remembers what it was."""
+    """The Box that another space is flattened to; `source` is that space."""
 
     def __init__(self, source: spaces.Space) -> None:
         flat = spaces.flatten_space(source)
@@ -30,8 +31,8 @@ class FlatBox(spaces.Box):
 class StackedBox(spaces.Box):
     """The Box of the last `frames` images, oldest first along the channels `[frames * C, H, W]`.
 
-    At the start of an episode the first image is repeated. A buffer may therefore store each image once and rebuild
-    the stacks.
+    At the start of an episode the first image is repeated, so a buffer can store each image once and rebuild the
+    stacks.
     """
 
     def __init__(self, image: spaces.Box, frames: int) -> None:
@@ -42,7 +43,7 @@ class StackedBox(spaces.Box):
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One array of an observation: where it sits in the env's own observation, and the Box that it becomes."""
+    """One array of an observation: its path in the env's own observation, and the Box that it becomes."""
 
     key: str
     path: tuple[str | int, ...]
@@ -51,36 +52,31 @@ class Leaf:
 
 
 def _leaves(space: spaces.Space, path: tuple[str | int, ...]) -> Iterator[Leaf]:
-    if isinstance(space, spaces.Dict):
-        for name, child in space.spaces.items():
-            yield from _leaves(child, (*path, name))
-        return
-    if isinstance(space, spaces.Tuple):
-        for index, child in enumerate(space.spaces):
-            yield from _leaves(child, (*path, index))
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        for part, child in space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
+            yield from _leaves(child, (*path, part))
         return
     key = "/".join(str(part) for part in path) or "obs"
     if isinstance(space, spaces.Box):
-        # A scalar observation becomes a vector of one, so that every array has a feature axis.
-        box = space if space.shape else FlatBox(space)
-        yield Leaf(key, path, space, box)
+        # A scalar observation becomes a vector of size 1, so that every array has a feature axis.
+        yield Leaf(key, path, space, space if space.shape else FlatBox(space))
     elif isinstance(space, ONE_HOT):
         yield Leaf(key, path, space, FlatBox(space))
     else:
         raise UsageError(
             f"observation {key!r} is a {type(space).__name__} space ({space}), which has no fixed-size array form; "
-            "Box, Dict, Tuple, Discrete, MultiDiscrete and MultiBinary are supported: wrap the env so that it gives one"
+            "wrap the env so that it is a Box, Dict, Tuple, Discrete, MultiDiscrete or MultiBinary"
         )
 
 
 class ObservationLayout:
-    """The flat Dict of Box that an observation space becomes, and the way to write an observation into its arrays."""
+    """The flat Dict of Box that an observation space becomes; writes observations into arrays of these shapes."""
 
     def __init__(self, space: spaces.Space) -> None:
         self.leaves = tuple(_leaves(space, ()))
         keys = [leaf.key for leaf in self.leaves]
         if not keys:
-            raise UsageError(f"the observation space {space} is empty: an env must give at least one array")
+            raise UsageError(f"the observation space {space} is empty: an env must have at least one array")
         if len(set(keys)) < len(keys):
             twice = sorted({key for key in keys if keys.count(key) > 1})
             raise UsageError(f"observation keys clash after joining nested names with '/': {', '.join(twice)}")
@@ -90,7 +86,7 @@ class ObservationLayout:
         self.space = spaces.Dict({leaf.key: leaf.box for leaf in self.leaves})
 
     def write(self, obs: Any, arrays: list[np.ndarray], row: int) -> None:
-        """Put one env's observation into row `row` of the arrays, one array a leaf."""
+        """Write one env's observation into row `row` of the arrays, one array per leaf."""
         for leaf, array in zip(self.leaves, arrays, strict=True):
             value = obs
             for part in leaf.path:
@@ -98,7 +94,7 @@ class ObservationLayout:
             if isinstance(leaf.space, ONE_HOT):
                 value = spaces.flatten(leaf.space, value)
             elif np.shape(value) != leaf.space.shape:
-                # NumPy would broadcast a wrong shape without a word.
+                # NumPy would silently broadcast a wrong shape.
                 raise ValueError(
                     f"observation {leaf.key!r} has shape {np.shape(value)}, its space says {leaf.space.shape}"
                 )
@@ -106,13 +102,13 @@ class ObservationLayout:
 
 
 class ActionLayout:
-    """The array that holds one action an env in the env's own dtype and shape, and the way from the agent's form."""
+    """Dtype and shape of one env's action, and the conversion from the agent's actions."""
 
     def __init__(self, space: spaces.Space) -> None:
         if not isinstance(space, (spaces.Box, *ONE_HOT)):
             raise UsageError(
                 f"action space {space} ({type(space).__name__}) is not supported: "
-                "Box, Discrete, MultiDiscrete and MultiBinary are; wrap the env so that it takes one of those"
+                "wrap the env so that it is a Box, Discrete, MultiDiscrete or MultiBinary"
             )
         self.space = space
         self.shape: tuple[int, ...] = space.shape
@@ -121,7 +117,7 @@ class ActionLayout:
         self.agent_shape: tuple[int, ...] = () if isinstance(space, spaces.Discrete) else (int(np.prod(space.shape)),)
 
     def write(self, action: np.ndarray, out: np.ndarray) -> None:
-        """Put the agent's actions `[N, A]` (or `[N]`) into `out` `[N, *shape]`, shifted by the space's start."""
+        """Write the agent's actions `[N, A]` (or `[N]`) into `out` `[N, *shape]`, shifted by the space's start."""
         action = action.reshape(out.shape)
         if isinstance(self.space, spaces.Box):
             if self.dtype.kind in "iu":
@@ -133,7 +129,7 @@ class ActionLayout:
             out += np.asarray(self.start, dtype=self.dtype)
 
     def reader(self, actions: np.ndarray) -> Callable[[int], Any]:
-        """A function that takes one env's action out of `actions`, as its own copy: an env may keep it."""
+        """A function that returns one env's action from `actions`, copied, because an env may keep it."""
         if not self.shape:
             return actions.__getitem__
         return lambda row: actions[row].copy()
@@ -141,37 +137,32 @@ class ActionLayout:
 
 @dataclass(frozen=True)
 class Layout:
-    """All that a vector env must know about one env to store what goes in and out."""
+    """What a vector env must know about one env to lay out its buffers."""
 
     observation: ObservationLayout
     action: ActionLayout
     step_seconds: float | None
     episode_info: tuple[str, ...] = ()
-    """Numbers of `info` that are kept where an episode ends."""
+    """Keys of `info` whose values are stored when an episode ends."""
 
 
-# Numbers of an episode that are kept for every env, under these names.
-KEPT_ANYWAY = (
-    "return",
-    "length",
-    "success",
-    *(f"{x}_{y}" for x in ("return", "length") for y in ("min", "max", "std")),
-)
+# Names of the statistics of episodes that every env has.
+_TAKEN = {"success", *(f"{x}{y}" for x in ("return", "length") for y in ("", "_min", "_max", "_std"))}
 
 
 def episode_info(env: Any) -> tuple[str, ...]:
-    """The keys of `info` whose last numbers say how an episode went: a tuple of names that the env itself declares."""
+    """The keys of `info` that an env declares as statistics of an episode: its attribute `episode_info`."""
     names = getattr(env.unwrapped, "episode_info", ())
     if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
-        return ()  # something else of the env's own
-    taken = [name for name in names if name in KEPT_ANYWAY]
+        return ()  # an attribute with another meaning
+    taken = [name for name in names if name in _TAKEN]
     if taken:
-        raise UsageError(f"the env's episode_info names {taken[0]!r}, which is kept for every env: leave it out")
+        raise UsageError(f"the env's episode_info names {taken[0]!r}, which is reported for every env: leave it out")
     return tuple(dict.fromkeys(names))
 
 
 def step_seconds(env: Any) -> float | None:
-    """Simulated seconds of one step: `dt` or `tau` of the env, else its frame rate, else None."""
+    """Simulated seconds per env step: `dt` or `tau` of the env, else from its frame rate, else None."""
     inner = env.unwrapped
     for name in ("dt", "tau"):
         value = getattr(inner, name, None)
@@ -185,19 +176,16 @@ def step_seconds(env: Any) -> float | None:
 
 def layout_of(env: Any) -> Layout:
     """The layout of a Gymnasium env."""
-    observation, action = ObservationLayout(env.observation_space), ActionLayout(env.action_space)
-    return Layout(observation, action, step_seconds(env), episode_info(env))
-
-
-ALIGNMENT = 64  # bytes: no two arrays share a cache line
+    spaces_ = ObservationLayout(env.observation_space), ActionLayout(env.action_space)
+    return Layout(*spaces_, step_seconds(env), episode_info(env))
 
 
 @dataclass(slots=True)
 class Buffers:
     """The arrays between envs and agent, over one block of memory that may be shared between processes.
 
-    Observations have two banks, written in turn: when a worker dies in the middle of a step, the observations that
-    the agent last saw are still whole in the other one.
+    Observations have two banks, written in turn: when a worker dies in the middle of a step, the other bank still has
+    the observations that the agent saw last.
     """
 
     obs: tuple[list[np.ndarray], list[np.ndarray]]
@@ -205,57 +193,60 @@ class Buffers:
     action: np.ndarray
     hold: np.ndarray  # [N] int64: for how many env steps the action is to be held
     gamma: np.ndarray  # [N] float64: discount of rewards within a hold
-    duration: np.ndarray  # [N] int64: for how many it was
+    duration: np.ndarray  # [N] int64: for how many env steps it was held
     total: np.ndarray  # [N] float64: undiscounted sum of rewards over the hold
-    reward: np.ndarray  # [N] float64: the discounted sum
+    reward: np.ndarray  # [N] float64: discounted sum of rewards over the hold
     terminated: np.ndarray  # [N] bool
     truncated: np.ndarray  # [N] bool
     restarts: np.ndarray  # [N] int64: how often the env has been replaced since its last seeded reset
-    failures: np.ndarray  # [N] int64: failures in a row, without one good step between
+    failures: np.ndarray  # [N] int64: failures since the env's last successful step
     success: np.ndarray  # [N] float64: of the episode that just ended, as the env reports it, or NaN
-    info: np.ndarray  # [N, K] float64: the env's `episode_info` of that episode, NaN if not reported
+    info: np.ndarray  # [N, K] float64: `episode_info` of that episode, NaN if not reported
 
     def rows(self, start: int, stop: int) -> "Buffers":
-        """The same arrays, seen from env `start` to `stop`."""
+        """Views of the rows of envs `start` to `stop`."""
 
-        def cut(arrays: list[np.ndarray]) -> list[np.ndarray]:
-            return [array[start:stop] for array in arrays]
+        def cut(value: Any) -> Any:
+            return [cut(each) for each in value] if isinstance(value, (list, tuple)) else value[start:stop]
 
-        return Buffers(
-            (cut(self.obs[0]), cut(self.obs[1])),
-            cut(self.final_obs),
-            *cut([self.action, self.hold, self.gamma, self.duration, self.total]),
-            *cut([self.reward, self.terminated, self.truncated]),
-            *cut([self.restarts, self.failures, self.success, self.info]),
-        )
+        return Buffers(*(cut(getattr(self, field.name)) for field in fields(self)))
 
-
-def _array_specs(layout: Layout, num_envs: int) -> list[tuple[tuple[int, ...], np.dtype]]:
-    boxes = [leaf.box for leaf in layout.observation.leaves]
-    one_bank = [((num_envs, *box.shape), np.dtype(box.dtype)) for box in boxes]
-    hold = (np.int64, np.float64, np.int64, np.float64)
-    outcome = (np.float64, np.bool_, np.bool_, np.int64, np.int64, np.float64)
-    rest = [((num_envs,), np.dtype(kind)) for kind in (*hold, *outcome)]
-    info = ((num_envs, len(layout.episode_info)), np.dtype(np.float64))
-    return [*one_bank * 3, ((num_envs, *layout.action.shape), layout.action.dtype), *rest, info]
+    def mark_lost(self, rows: int | slice, bank: int) -> None:
+        """Results of a step that failed: reward 0, truncated at the last observation that the agent saw."""
+        for final, last in zip(self.final_obs, self.obs[1 - bank], strict=True):
+            final[rows] = last[rows]
+        self.reward[rows] = self.total[rows] = 0.0
+        self.duration[rows] = 1
+        self.terminated[rows], self.truncated[rows] = False, True
+        self.success[rows] = self.info[rows] = np.nan
 
 
-def _padded_bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
-    size = int(np.prod(shape)) * dtype.itemsize
-    return -(-size // ALIGNMENT) * ALIGNMENT
+_INT, _FLOAT, _BOOL = np.int64, np.float64, np.bool_
+_DTYPES = (_INT, _FLOAT, _INT, _FLOAT, _FLOAT, _BOOL, _BOOL, _INT, _INT, _FLOAT)  # of the fields `hold` to `success`
+_ALIGNMENT = 64  # bytes: no two arrays share a cache line
+
+
+def _arrays(layout: Layout, num_envs: int) -> tuple[list[tuple[int, tuple[int, ...], np.dtype]], int]:
+    """Offset, shape and dtype of every array, and the bytes of all."""
+    bank = [(leaf.box.shape, leaf.box.dtype) for leaf in layout.observation.leaves]
+    action, info = (layout.action.shape, layout.action.dtype), ((len(layout.episode_info),), np.float64)
+    specs, size = [], 0
+    for shape, kind in [*bank * 3, action, *(((), kind) for kind in _DTYPES), info]:
+        dtype = np.dtype(kind)
+        specs.append((size, (num_envs, *shape), dtype))
+        size += -(-num_envs * math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+    return specs, size
 
 
 def buffer_bytes(layout: Layout, num_envs: int) -> int:
-    """How much memory the buffers of `num_envs` envs take."""
-    return sum(_padded_bytes(shape, dtype) for shape, dtype in _array_specs(layout, num_envs))
+    """Memory that the buffers of `num_envs` envs take."""
+    return _arrays(layout, num_envs)[1]
 
 
 def map_buffers(layout: Layout, num_envs: int, memory: Any) -> Buffers:
-    """Lay the arrays over `memory` (anything with a writable buffer); the same in every process that shares it."""
-    arrays, offset = [], 0
-    for shape, dtype in _array_specs(layout, num_envs):
-        arrays.append(np.ndarray(shape, dtype, buffer=memory, offset=offset))
-        offset += _padded_bytes(shape, dtype)
+    """Lay the arrays over `memory` (anything with a writable buffer), in the same order in every process."""
+    specs, _ = _arrays(layout, num_envs)
+    arrays = [np.ndarray(shape, dtype, buffer=memory, offset=offset) for offset, shape, dtype in specs]
     count = len(layout.observation.leaves)
     banks = (arrays[:count], arrays[count : 2 * count])
     return Buffers(banks, arrays[2 * count : 3 * count], *arrays[3 * count :])

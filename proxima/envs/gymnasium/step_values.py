@@ -1,4 +1,4 @@
-"""What an env's `step` returned, as plain floats, bools and a mapping; whatever cannot be read is the env's failure.
+"""Converts what an env's `step` returned to plain floats and bools; a value of another kind is a failure of the env.
 
 No torch here: worker processes import this file.
 """
@@ -12,7 +12,7 @@ import numpy as np
 
 
 def _scalar(value: Any) -> Any:
-    """The one number in an array or a tensor of size 1; anything else as it is."""
+    """The number in an array or a tensor of size 1; any other value unchanged."""
     if isinstance(value, np.generic):
         return value
     size = getattr(value, "size", None)
@@ -21,12 +21,7 @@ def _scalar(value: Any) -> Any:
 
 
 def read_reward(value: Any) -> float:
-    """A reward as a float.
-
-    Raises:
-        TypeError: it is not a number.
-        OverflowError: it is a whole number beyond the range of floats.
-    """
+    """A reward as a float; TypeError if it is not a number, OverflowError if it is too large an integer."""
     scalar = value if isinstance(value, float) else _scalar(value)
     if not isinstance(scalar, (float, Real, Decimal, np.bool_)):
         raise TypeError(f"the reward is {_shown(value)}, but it must be a number")
@@ -34,11 +29,7 @@ def read_reward(value: Any) -> float:
 
 
 def read_flag(value: Any, name: str) -> bool:
-    """`terminated` or `truncated` as a bool; 0 and 1 and arrays of size 1 will do.
-
-    Raises:
-        TypeError: it is none of these: the truth of None or of a text is anybody's guess.
-    """
+    """`terminated` or `truncated` as a bool; integers and arrays of size 1 are accepted, else TypeError."""
     if type(value) is bool:
         return value
     scalar = _scalar(value)
@@ -47,13 +38,8 @@ def read_flag(value: Any, name: str) -> bool:
     return bool(scalar)
 
 
-def read_info(value: Any) -> Mapping[str, Any]:
-    """The info of a step; what is not a mapping, such as None, counts as empty."""
-    return value if isinstance(value, Mapping) else {}
-
-
 def reported_success(info: Mapping[str, Any]) -> float:
-    """1 or 0 as the env says at the end of an episode, under either of the usual names; NaN where it does not."""
+    """1 or 0 from `info["is_success"]` or `info["success"]` at the end of an episode; NaN if there is neither."""
     value = _scalar(info.get("is_success", info.get("success")))
     if not isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)) or value != value:
         return np.nan
@@ -61,7 +47,7 @@ def reported_success(info: Mapping[str, Any]) -> float:
 
 
 def reported_number(value: Any) -> float:
-    """A number of `info`, 1 or 0 for a bool; NaN for what is missing, not a number, or beyond the range of floats."""
+    """A value of `info` as a float; NaN if it is missing, not a number, or beyond the range of floats."""
     value = _scalar(value)
     if not isinstance(value, (int, float, np.bool_, np.integer, np.floating)):
         return np.nan

@@ -1,13 +1,12 @@
-"""Any Gymnasium id as a vector env: what sync and async mode have in common, and sync mode itself.
+"""Any Gymnasium id as a vector env: the base class of sync and async mode, and sync mode itself.
 
-Async mode is in `async_vec.py`; the env objects live in `env_group.py` in both.
+Async mode is in `async_vec.py`; in both modes `env_group.py` owns the env objects.
 """
 
 import logging
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,10 +15,14 @@ from torch import Tensor
 from proxima.envs.action_hold import Holder
 from proxima.envs.checks import check_count, check_seed
 from proxima.envs.contract import Episodes, Obs, Step, VecEnv
-from proxima.envs.gymnasium.env_group import EnvGroup, Failure, Recipe, Wrapper
-from proxima.envs.gymnasium.plain import Plain, pack, unpack
-from proxima.envs.gymnasium.spaces import Buffers, Layout, buffer_bytes, map_buffers
+from proxima.envs.gymnasium.env_group import EnvGroup, Recipe, Wrapper
+from proxima.envs.gymnasium.plain import pack, unpack
+from proxima.envs.gymnasium.snapshot import NotPlain
+from proxima.envs.gymnasium.spaces import buffer_bytes, map_buffers
 from proxima.errors import EnvFailure
+
+if TYPE_CHECKING:
+    from proxima.envs.gymnasium.async_vec import WorkerPool
 
 logger = logging.getLogger("proxima")
 
@@ -27,26 +30,37 @@ MAX_FAILURES = 5
 
 
 class GymVecEnv(VecEnv):
-    """Buffers, torch views of them, and episode statistics; where the envs run is left to the subclass."""
+    """Buffers, torch views of them, and episode statistics; the envs are in a group that the subclass makes."""
 
-    def __init__(self, *, num_envs: int, spread_episodes: bool, max_failures: int) -> None:
+    def __init__(
+        self,
+        env_id: str,
+        *,
+        num_envs: int = 1,
+        env_kwargs: Mapping[str, Any] | None = None,
+        max_episode_steps: int | None = None,
+        spread_episodes: bool = False,
+        wrappers: Sequence[Wrapper] = (),
+        max_failures: int = MAX_FAILURES,
+    ) -> None:
         check_count("num_envs", num_envs)
         check_count("max_failures", max_failures)
+        self.env_id = env_id
         self.num_envs = num_envs
         self.device = torch.device("cpu")
         self.holder = Holder(num_envs)
+        self._recipe = Recipe.of(env_id, env_kwargs=env_kwargs, max_episode_steps=max_episode_steps, wrappers=wrappers)
         self._spread_episodes = spread_episodes
         self._max_failures = max_failures
-        self._base_seed = 0
-        self._bank = 0
-        self._started = False
-        self._restarts = 0
-        self._tried = False
+        self._base_seed = self._bank = 0
+        self._started = self._tested = self._closed = False
         self._obstacle: str | None = None
-        self._closed = False
 
-    def _lay_out(self, layout: Layout, buffers: Buffers) -> None:
-        """Take the spaces and the arrays over; the subclass calls this once it knows them."""
+    def _open(self, group: "EnvGroup | WorkerPool") -> None:
+        """Set the group, spaces and buffers; the subclass calls this at the end of its constructor."""
+        self._group, layout = group, group.layout
+        buffers = map_buffers(layout, self.num_envs, group.allocate(buffer_bytes(layout, self.num_envs)))
+        group.attach(buffers)
         self.observation_space = layout.observation.space
         self.action_space = layout.action.space
         self.step_seconds = layout.step_seconds
@@ -61,13 +75,12 @@ class GymVecEnv(VecEnv):
 
         self._obs = (views(buffers.obs[0]), views(buffers.obs[1]))
         self._final_obs = views(buffers.final_obs)
-        self._ended = np.zeros(self.num_envs, dtype=np.bool_)
-        self._return = np.zeros(self.num_envs, dtype=np.float64)
-        self._length = np.zeros(self.num_envs, dtype=np.int64)
-        self._reward_view = torch.from_numpy(buffers.reward)
-        self._duration_view = torch.from_numpy(buffers.duration)
-        self._terminated_view = torch.from_numpy(buffers.terminated)
-        self._truncated_view = torch.from_numpy(buffers.truncated)
+        self._ended, self._return, self._length = (np.zeros(self.num_envs, kind) for kind in (bool, float, np.int64))
+        shown = (buffers.reward, buffers.duration, buffers.terminated, buffers.truncated)
+        self._reward, self._duration, self._terminated, self._truncated = map(torch.from_numpy, shown)
+        # What belongs to the state besides the envs.
+        self._statistics = {"ended": self._ended, "return": self._return, "length": self._length}
+        self._statistics |= {"restarts": buffers.restarts, "failures": buffers.failures}
         self._episodes = Episodes(
             torch.from_numpy(self._return),
             torch.from_numpy(self._length),
@@ -76,7 +89,7 @@ class GymVecEnv(VecEnv):
         )
 
     def reset(self, seed: int | None = None) -> Obs:
-        """Start a new episode in every env. Env i is seeded with `seed + i`; with None the generators go on."""
+        """Start a new episode in every env. Env i is seeded with `seed + i`; None continues with its generator."""
         self._check_open()
         check_seed(seed)
         if seed is not None:
@@ -93,12 +106,13 @@ class GymVecEnv(VecEnv):
         self._bank = 1 - self._bank
         seeds = [None if seed is None else seed + index for index in range(self.num_envs)]
         self._started = True
-        with self._closing_on_failure():
-            self._reset_envs(seeds, spread_over=self.num_envs if self._spread_episodes else 0)
+        spread_over = self.num_envs if self._spread_episodes else 0
+        with self._reported():
+            self._group.reset(bank=self._bank, seeds=seeds, base_seed=self._base_seed, spread_over=spread_over)
         return self._obs[self._bank]
 
     def step(self, action: Tensor) -> Step:
-        """Apply one action per env, for as long as it is held; see `VecEnv.step` for its form."""
+        """Apply one action per env, for as long as it is held; see `VecEnv.step` for its shape."""
         self._check_open()
         if not self._started:
             raise RuntimeError("step() before the first reset()")
@@ -107,10 +121,10 @@ class GymVecEnv(VecEnv):
         self._layout.action.write(action.detach().cpu().numpy(), self._buffers.action)
         self._buffers.hold[:], self._buffers.gamma[:] = self.holder.draw(), self.hold.gamma
         self._bank = 1 - self._bank
-        with self._closing_on_failure():
-            self._step_envs()
+        with self._reported():
+            self._group.step(self._bank)
 
-        # The episodes that ended in the step before have been reported; their sums begin again only now.
+        # Episodes that ended in the previous step have been read by now; their sums start again.
         self._return[self._ended] = 0.0
         self._length[self._ended] = 0
         self._return += self._buffers.total
@@ -118,108 +132,75 @@ class GymVecEnv(VecEnv):
         np.logical_or(self._buffers.terminated, self._buffers.truncated, out=self._ended)
         return Step(
             obs=self._obs[self._bank],
-            reward=self._reward_view,
-            terminated=self._terminated_view,
-            truncated=self._truncated_view,
+            reward=self._reward,
+            terminated=self._terminated,
+            truncated=self._truncated,
             final_obs=self._final_obs if self._ended.any() else None,
             episodes=self._episodes,
-            duration=self._duration_view if self.hold.holds else None,
+            duration=self._duration if self.hold.holds else None,
         )
 
     def get_state(self) -> dict[str, Any] | None:
-        """Everything needed to go on, as exactly as `why_inexact` says; None if the state of an env cannot be saved."""
-        states = self._get_env_states()
+        """Everything needed to continue, exactly unless `why_inexact` says otherwise; None if it cannot be saved."""
+        states = self._group.get_state()
         if not isinstance(states, list):
             if states is not None and states != self._obstacle:
-                logger.warning("The envs' state can no longer be kept: %s. A resume will start new episodes.", states)
-                self._tried, self._obstacle = True, states
+                logger.warning("The envs' state can no longer be saved: %s. A resume will start new episodes.", states)
+                self._tested, self._obstacle = True, states
             return None
         text, data = pack(states)
         return {
             "envs": {"text": text, "data": torch.from_numpy(data)},
             "obs": {key: x.clone() for key, x in self._obs[self._bank].items()},
-            "statistics": {name: torch.from_numpy(array.copy()) for name, array in self._statistics().items()},
+            "statistics": {name: torch.from_numpy(array.copy()) for name, array in self._statistics.items()},
             "hold": self.holder.get_state(),
             "base_seed": self._base_seed,
-            "restarts": self._restarts,
+            "restarts": self._group.restarts,
         }
 
     def set_state(self, state: dict[str, Any]) -> Obs:
-        """Restore a state and return the observation that the policy acts on next."""
+        """Restore a state and return the observation that the policy acts on next; NotPlain if it does not fit."""
         self._check_open()
-        self._base_seed, self._restarts, self._started = state["base_seed"], state["restarts"], True
+        self._base_seed, self._group.restarts, self._started = state["base_seed"], state["restarts"], True
         self.holder.set_state(state["hold"])
-        self._set_env_states(unpack(state["envs"]["text"], state["envs"]["data"].numpy()))
-        for name, array in self._statistics().items():
+        states = unpack(state["envs"]["text"], state["envs"]["data"].numpy())
+        reason = self._group.set_state(states, base_seed=self._base_seed)
+        if reason is not None:
+            raise NotPlain(reason)
+        for name, array in self._statistics.items():
             array[:] = state["statistics"][name].numpy()
         for key, x in self._obs[self._bank].items():
             x.copy_(state["obs"][key])
         return self._obs[self._bank]
 
     def why_inexact(self) -> str | None:
-        """Tested once, on two envs made for that."""
-        if not self._tried:
-            self._tried, self._obstacle = True, self._why_inexact()
+        """Why a resume would not be exact; tested once, on two envs built for the test."""
+        if not self._tested:
+            self._tested, self._obstacle = True, self._group.why_inexact()
         return self._obstacle
-
-    def _statistics(self) -> dict[str, np.ndarray]:
-        """What is kept beside the envs: statistics of unfinished episodes, and failures."""
-        return {
-            "ended": self._ended,
-            "return": self._return,
-            "length": self._length,
-            "restarts": self._buffers.restarts,
-            "failures": self._buffers.failures,
-        }
 
     def counters(self) -> dict[str, int]:
         """How many failed envs or workers have been replaced."""
-        return {"worker_restarts": self._restarts}
+        return {"worker_restarts": self._group.restarts}
 
-    @abstractmethod
-    def _reset_envs(self, seeds: list[int | None], *, spread_over: int) -> None:
-        """Reset every env, first observations into the current bank."""
-
-    @abstractmethod
-    def _step_envs(self) -> None:
-        """Step every env with the actions in the buffers, results into the current bank."""
-
-    @abstractmethod
-    def _get_env_states(self) -> list[Plain] | str | None:
-        """The state of every env; a reason if one cannot be had at all, None if not just now."""
-
-    @abstractmethod
-    def _set_env_states(self, states: list[Plain]) -> None:
-        """Put a state into every env."""
-
-    @abstractmethod
-    def _why_inexact(self) -> str | None:
-        """Try whether a state goes on exactly in another env."""
-
-    def _report(self, failures: Sequence[Failure], *, worker: int | None = None) -> None:
-        """Log and count the envs that raised."""
-        where = "" if worker is None else f" (worker {worker})"
-        for failure in failures:
-            gives_up = failure.in_a_row >= self._max_failures
-            self._restarts += not gives_up
-            logger.warning(
-                "env %d%s raised in %s, failure %d of %d in a row; %s\n%s",
-                failure.env_index,
-                where,
-                failure.doing,
-                failure.in_a_row,
-                self._max_failures,
-                "giving up" if gives_up else "a new env starts a fresh episode in its place",
-                failure.traceback.rstrip(),
-            )
+    def close(self) -> None:
+        """Close the envs. Calling it twice is harmless."""
+        if not self._closed:
+            self._closed = True
+            self._group.close()
 
     @contextmanager
-    def _closing_on_failure(self) -> Iterator[None]:
+    def _reported(self) -> Iterator[None]:
+        """Log the envs that raised; close everything if one of them cannot be replaced."""
         try:
             yield
         except EnvFailure:
             self.close()
             raise
+        finally:
+            for message in self._group.failures:
+                logger.warning("%s", message)
+            self._group.failures.clear()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -229,52 +210,6 @@ class GymVecEnv(VecEnv):
 class SyncVecEnv(GymVecEnv):
     """All envs in this process, stepped one after another."""
 
-    def __init__(
-        self,
-        env_id: str,
-        *,
-        num_envs: int = 1,
-        env_kwargs: Mapping[str, Any] | None = None,
-        max_episode_steps: int | None = None,
-        spread_episodes: bool = False,
-        wrappers: Sequence[Wrapper] = (),
-        max_failures: int = MAX_FAILURES,
-    ) -> None:
-        super().__init__(num_envs=num_envs, spread_episodes=spread_episodes, max_failures=max_failures)
-        recipe = Recipe.of(env_id, env_kwargs=env_kwargs, max_episode_steps=max_episode_steps, wrappers=wrappers)
-        self._group = EnvGroup(recipe, start=0, stop=num_envs, max_failures=max_failures)
-        layout = self._group.layout
-        buffers = map_buffers(layout, num_envs, np.zeros(buffer_bytes(layout, num_envs), dtype=np.uint8))
-        self._group.attach(buffers)
-        self._lay_out(layout, buffers)
-
-    def _reset_envs(self, seeds: list[int | None], *, spread_over: int) -> None:
-        try:
-            self._group.reset(bank=self._bank, seeds=seeds, base_seed=self._base_seed, spread_over=spread_over)
-        finally:
-            self._report_events()
-
-    def _step_envs(self) -> None:
-        try:
-            self._group.step(self._bank)
-        finally:
-            self._report_events()
-
-    def _get_env_states(self) -> list[Plain] | str | None:
-        return self._group.get_state()
-
-    def _set_env_states(self, states: list[Plain]) -> None:
-        self._group.set_state(states, base_seed=self._base_seed)
-
-    def _why_inexact(self) -> str | None:
-        return self._group.why_inexact()
-
-    def _report_events(self) -> None:
-        if self._group.events:
-            self._report(self._group.take_events())
-
-    def close(self) -> None:
-        """Close the envs. Calling it twice is harmless."""
-        if not self._closed:
-            self._closed = True
-            self._group.close()
+    def __init__(self, env_id: str, **options: Any) -> None:
+        super().__init__(env_id, **options)
+        self._open(EnvGroup(self._recipe, start=0, stop=self.num_envs, max_failures=self._max_failures))

@@ -1,7 +1,8 @@
-"""A worker process of async mode, seen from the parent: start, command, answer, death."""
+"""The parent's handle of a worker process of async mode: start it, send commands, receive answers, notice its death."""
 
 import contextlib
 import logging
+import math
 import os
 import pickle
 import select
@@ -19,16 +20,16 @@ from proxima.envs.gymnasium import worker as wire
 
 logger = logging.getLogger("proxima")
 
-BUILD_SECONDS = 120.0  # for each env: a tight timeout for steps must not fail a slow start
+BUILD_SECONDS = 120.0  # per env: a short timeout for steps must not fail a slow start
 _TAIL_BYTES = 4096
 _READ_BYTES, _MOST_READS = 65536, 64  # of stderr at a time: a helper process may write without end
-_LOOK_SECONDS = 0.5  # between looks at the process, where the system has no pidfd
+_POLL_SECONDS = 0.5  # between checks of the process
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _ONE_THREAD = dict.fromkeys((*_THREAD_COUNTS, "VECLIB_MAXIMUM_THREADS"), "1")
 
 
 class WorkerDied(Exception):
-    """A worker process is gone, or had to be killed; `tail` is the end of what it wrote to stderr."""
+    """A worker process has ended or was killed; `tail` is the end of its stderr."""
 
     def __init__(self, reason: str, tail: str = "") -> None:
         super().__init__(reason)
@@ -36,7 +37,7 @@ class WorkerDied(Exception):
 
     @property
     def summary(self) -> str:
-        """The reason, with the line of stderr that says most: where the process was, else the last."""
+        """The reason, and one line of stderr: the innermost frame of a crash, else the last line."""
         lines = [line.strip() for line in self.tail.strip().splitlines()]
         crash = [below for line, below in pairwise(lines) if line.startswith("Current thread")]
         telling = (crash or lines)[-1:]
@@ -44,39 +45,37 @@ class WorkerDied(Exception):
 
 
 class Worker:
-    """One process with the envs `start` to `stop`, seen from the parent."""
+    """One worker process, with the envs `start` to `stop`."""
 
     def __init__(self, index: int, start: int, stop: int, *, timeout: float | None) -> None:
-        self.index, self.start, self.stop, self.timeout = index, start, stop, timeout
-        self.deaths = 0  # in a row, without one good step between
-        self.pending = False  # a command has been sent and not been answered
-        self.death: WorkerDied | None = None  # noticed, and not yet dealt with
+        self.index, self.start, self.stop = index, start, stop
+        self._timeout = math.inf if timeout is None else timeout
+        self.deaths = 0  # since its last completed step
+        self.pending = False  # a command has not been answered yet
+        self.death: WorkerDied | None = None  # noticed, but the worker has not been replaced yet
 
-    def launch(self, order: Mapping[str, Any]) -> None:
-        """Start the process and tell it what to build; `wait` then gives READY or REFUSED."""
+    def launch(self, order: Mapping[str, Any], memory_fd: int) -> None:
+        """Start the process and send what to build; `wait` then returns ANSWER with the layout, or REFUSED."""
         self._sock, theirs = socket.socketpair()
         self._inbox = bytearray()
-        # The parent's own sys.path: a worker finds proxima and the user's modules wherever the parent found them.
+        # The parent's sys.path, so that a worker finds proxima and the user's modules where the parent did.
         path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "proxima.envs.gymnasium.worker", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
+                [sys.executable, "-P", "-m", wire.__name__, str(theirs.fileno()), str(memory_fd)],
+                pass_fds=(theirs.fileno(), memory_fd),
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 env={**os.environ, **_ONE_THREAD, "PYTHONPATH": path},
             )
         assert self._process.stderr is not None
-        self._stderr: int | None = self._process.stderr.fileno()
-        os.set_blocking(self._stderr, False)
-        self._pidfd = _open_pidfd(self._process.pid)
+        self._stderr = self._process.stderr
+        os.set_blocking(self._stderr.fileno(), False)
         self._poller = select.poll()
-        self._poller.register(self._sock.fileno(), select.POLLIN)
+        self._poller.register(self._sock, select.POLLIN)
         self._poller.register(self._stderr, select.POLLIN)
-        if self._pidfd is not None:
-            self._poller.register(self._pidfd, select.POLLIN)
         self.command(
-            wire.frame(pickle.dumps({**order, "start": self.start, "stop": self.stop})),
+            pickle.dumps({**order, "start": self.start, "stop": self.stop, "label": f" (worker {self.index})"}),
             at_least=BUILD_SECONDS * (self.stop - self.start),
         )
 
@@ -85,35 +84,30 @@ class Worker:
         """Process id."""
         return self._process.pid
 
-    def share(self, memory_fd: int) -> None:
-        """Hand the shared memory over."""
-        with contextlib.suppress(OSError):
-            socket.send_fds(self._sock, [b"m"], [memory_fd])
+    def call(self, method: str, *, at_least: float = 0.0, **arguments: Any) -> None:
+        """Have the worker call a method of its `EnvGroup`; `wait` returns the result."""
+        self.command(wire.CALL + pickle.dumps((method, arguments)), at_least=at_least)
 
     def command(self, data: bytes, *, at_least: float = 0.0) -> None:
-        """Send a command; `wait` gives the answer, or notices that there is nobody to give one.
+        """Send a command, to be answered within the timeout or within `at_least` seconds, whichever is longer.
 
-        The worker has the timeout to answer, or `at_least` seconds where that is longer.
+        `wait` returns the answer, and raises if the worker has died.
         """
         self.pending = True
         self._tail = b""
-        self._allowed = None if self.timeout is None else max(self.timeout, at_least)
-        self._deadline = None if self._allowed is None else time.monotonic() + self._allowed
+        self._allowed = max(self._timeout, at_least)
+        self._deadline = time.monotonic() + self._allowed
         self._send(data)
 
     def wait(self) -> tuple[bytes, Any]:
-        """The kind and the content of the answer.
-
-        Raises:
-            WorkerDied: there will be none.
-        """
-        # The bytes stay in the inbox until the answer is whole: an interrupted wait can be taken up again.
+        """The kind and the content of the answer; raises WorkerDied if there will be none."""
+        # The bytes stay in the inbox until the answer is complete, so that an interrupted wait can be called again.
         self._receive(1)
         kind, content, size = bytes(self._inbox[:1]), None, 1
         if kind != wire.DONE:
-            start = 1 + wire.HEADER_BYTES
+            start = 1 + wire.LENGTH.size
             self._receive(start)
-            size = start + wire.frame_length(self._inbox[1:start])
+            size = start + wire.LENGTH.unpack(self._inbox[1:start])[0]
             self._receive(size)
             content = pickle.loads(self._inbox[start:size])
         del self._inbox[:size]
@@ -121,46 +115,41 @@ class Worker:
         return kind, content
 
     def kill(self) -> None:
-        """End the process and free what belongs to it; a second call does nothing."""
+        """Kill the process and free its file descriptors. Calling it twice is harmless."""
         self._process.kill()
         self._process.wait()
         self._sock.close()
-        if self._process.stderr is not None:
-            self._process.stderr.close()
-        self._stderr = None
-        if self._pidfd is not None:
-            os.close(self._pidfd)
-            self._pidfd = None
+        self._stderr.close()
 
     def quit(self) -> None:
-        """Ask the process to close its envs and end."""
+        """Ask the process to close its envs and exit."""
         with contextlib.suppress(OSError):
             self._sock.send(wire.QUIT, socket.MSG_DONTWAIT)
 
     def join(self, deadline: float) -> None:
-        """Give the process until `deadline` to end, then end it."""
+        """Wait for the process to exit until `deadline`, then kill it."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, deadline - time.monotonic()))
         self.kill()
 
     def _send(self, data: bytes) -> None:
-        """Hand data over as the worker takes it; gives up, without a word, where `wait` will notice why."""
+        """Send without blocking for longer than the timeout; if the worker is dead or late, `wait` will notice."""
         rest = memoryview(data)
         with contextlib.suppress(OSError):
             while rest:
                 try:
                     rest = rest[self._sock.send(rest, socket.MSG_DONTWAIT) :]
                 except BlockingIOError:
-                    _poll(self._sock, select.POLLOUT, _LOOK_SECONDS)
-                    self._drain_stderr()  # a worker that waits for room on its stderr takes nothing
+                    _poll(self._sock, select.POLLOUT, _POLL_SECONDS)
+                    self._drain_stderr()  # a worker that is blocked on a full stderr does not read
                     if self._process.poll() is not None or self._is_late():
                         return
 
     def _receive(self, size: int) -> None:
-        """Have `size` bytes in the inbox.
+        """Read until the inbox has `size` bytes.
 
-        The end of the process itself counts, not only that of its socket: a helper process that an env has started
-        may keep the worker's end of the socket open for as long as it likes.
+        The process itself is watched too, not only its socket: a helper process started by an env may keep the
+        worker's end of the socket open.
         """
         while len(self._inbox) < size:
             self._await_data()
@@ -173,20 +162,18 @@ class Worker:
             self._inbox += part
 
     def _await_data(self) -> None:
-        """Return once the socket has something to say, if only that it has been closed."""
+        """Wait until the socket has data or has been closed."""
         if self._sock.fileno() < 0:
             raise WorkerDied("has ended")
         while True:
-            left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-            if self._pidfd is None:
-                left = _LOOK_SECONDS if left is None else min(left, _LOOK_SECONDS)
-            ready = [fd for fd, _ in self._poller.poll(None if left is None else left * 1000.0)]
+            left = max(0.0, self._deadline - time.monotonic())
+            ready = [fd for fd, _ in self._poller.poll(1000.0 * min(left, _POLL_SECONDS))]
             if self._sock.fileno() in ready:
                 return
-            if self._stderr in ready:
+            if self._stderr.fileno() in ready:
                 self._drain_stderr()
-            if self._pidfd in ready or self._process.poll() is not None:
-                # What it wrote before it died is there by now.
+            if self._process.poll() is not None:
+                # What it sent before it died has arrived by now.
                 if not _poll(self._sock, select.POLLIN, 0.0):
                     raise self._dead()
                 return
@@ -194,15 +181,13 @@ class Worker:
                 raise self._hung()
 
     def _is_late(self) -> bool:
-        return self._deadline is not None and time.monotonic() >= self._deadline
+        return time.monotonic() >= self._deadline
 
     def _drain_stderr(self) -> None:
-        """Read what there is, so that the worker never blocks on a full pipe; keep the end of it."""
+        """Read and log stderr, so that the worker does not block on a full pipe; keep the last bytes."""
         for _ in range(_MOST_READS):
-            if self._stderr is None:
-                return
             try:
-                data = os.read(self._stderr, _READ_BYTES)
+                data = os.read(self._stderr.fileno(), _READ_BYTES)
             except BlockingIOError:
                 return
             if not data:
@@ -216,7 +201,7 @@ class Worker:
         with contextlib.suppress(OSError):
             os.kill(self.pid, wire.WHERE_ARE_YOU)
             time.sleep(0.1)
-        which = " (step_timeout)" if self._allowed == self.timeout else ""
+        which = " (step_timeout)" if self._allowed == self._timeout else ""
         return self._buried(f"did not answer within {self._allowed:g} s{which} and was killed")
 
     def _dead(self) -> WorkerDied:
@@ -238,14 +223,6 @@ def _poll(sock: socket.socket, event: int, seconds: float) -> bool:
     poller = select.poll()
     poller.register(sock.fileno(), event)
     return bool(poller.poll(seconds * 1000.0))
-
-
-def _open_pidfd(pid: int) -> int | None:
-    """A file descriptor that becomes readable when the process ends; None where the system has none (macOS)."""
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return None
 
 
 def _signal_name(number: int) -> str:

@@ -1,1 +1,1 @@
-"""Gymnasium's MuJoCo tasks on `mujoco.batch`: many simulations on native threads, bit-exact to Gymnasium."""
+"""Gymnasium's MuJoCo tasks on `mujoco.batch`: simulations on native threads, bit-identical to Gymnasium."""

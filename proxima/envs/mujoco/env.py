@@ -1,6 +1,6 @@
-"""The vector env that runs Gymnasium's MuJoCo tasks on batched physics, bit for bit as Gymnasium would.
+"""The vector env that runs Gymnasium's MuJoCo tasks on batched physics, bit-identical to Gymnasium.
 
-Not here: the tasks' arithmetic, the physics, and what an episode is (`episodes.py`).
+Not here: the tasks' arithmetic, the physics, and episodes (`episodes.py`).
 """
 
 import json
@@ -19,7 +19,7 @@ from proxima.envs.contract import Obs, Step
 from proxima.envs.episodes import EpisodicVecEnv
 from proxima.envs.mujoco.physics import Array, ContactForcePhysics, Physics
 from proxima.envs.mujoco.registry import make_template
-from proxima.envs.mujoco.task import ALL
+from proxima.envs.mujoco.tasks import ALL
 from proxima.errors import UsageError
 from proxima.machine import available_cores
 
@@ -28,12 +28,11 @@ class MujocoBatchEnv(EpisodicVecEnv):
     """`num_envs` copies of a Gymnasium MuJoCo task, stepped on `num_threads` native threads.
 
     Args:
-        env_id: a registered id that `can_serve` accepts, such as `"HalfCheetah-v5"`.
-        num_envs: how many copies.
-        env_kwargs: keyword arguments of the Gymnasium env.
-        num_threads: None takes every core this process may use, but no more than there are envs.
-        max_episode_steps: time limit; None takes the registered one.
-        spread_episodes: see `EpisodicVecEnv`.
+        env_id: A registered id of a task in `registry.TASKS`, such as `"HalfCheetah-v5"`.
+        env_kwargs: Keyword arguments of the Gymnasium env.
+        num_threads: None is every core that this process may use, at most `num_envs`.
+        max_episode_steps: Time limit; None is the registered one.
+        **options: `num_envs` and `spread_episodes` of `EpisodicVecEnv`.
     """
 
     uses_numpy = True
@@ -42,45 +41,36 @@ class MujocoBatchEnv(EpisodicVecEnv):
         self,
         env_id: str,
         *,
-        num_envs: int,
         env_kwargs: Mapping[str, Any] | None = None,
         num_threads: int | None = None,
         max_episode_steps: int | None = None,
-        spread_episodes: bool = False,
+        **options: Any,
     ) -> None:
         check_count("num_threads", num_threads)
         template, task = make_template(env_id, env_kwargs)
-        super().__init__(
-            num_envs=num_envs,
-            max_episode_steps=registry[env_id].max_episode_steps if max_episode_steps is None else max_episode_steps,
-            spread_episodes=spread_episodes,
-        )
-        self.env_id = env_id
+        limit = registry[env_id].max_episode_steps if max_episode_steps is None else max_episode_steps
+        super().__init__(max_episode_steps=limit, **options)
+        self.env_id = self.name = env_id
+        num_envs = self.num_envs
         self.action_space: spaces.Box = template.action_space
         self.observation_space = spaces.Dict({"obs": template.observation_space})
         self.step_seconds = float(template.dt)
 
         self.num_threads = min(num_threads or available_cores(), num_envs)
         physics = ContactForcePhysics if task.needs_contact_forces(template) else Physics
-        self._physics = physics(
-            template.model,
-            num_envs=num_envs,
-            num_threads=self.num_threads,
-            nstep=template.frame_skip,
-        )
+        sizes = {"num_envs": num_envs, "num_threads": self.num_threads, "nstep": template.frame_skip}
+        self._physics = physics(template.model, **sizes)
         self._task = task(template, self._physics)
         template.close()
 
         self._rngs: list[Generator] = []
-        # Two buffers: where episodes end, the one holds their last observations and the other goes on.
+        # Two buffers: if an episode ends, one keeps the final observations and the other has the next ones.
         self._obs, self._spare_obs = (np.zeros((num_envs, *template.observation_space.shape)) for _ in range(2))
         self._obs_tensor, self._spare_tensor = ({"obs": torch.from_numpy(x)} for x in (self._obs, self._spare_obs))
-        self._check_observation(template.observation_space.shape)
-
-    @property
-    def name(self) -> str:
-        """The env id."""
-        return self.env_id
+        # With the model file of another body, Gymnasium's observation may not fit its observation space.
+        size, shape = sum(part.shape[1] for part in self._task.observation(ALL)), template.observation_space.shape
+        if (size,) != shape:
+            raise UsageError(f"{env_id} observes {size} numbers of this model, but its space says {shape}")
 
     def step(self, action: Tensor) -> Step:
         """Apply one float32 action `[N, A]`, for as long as it is held."""
@@ -90,7 +80,7 @@ class MujocoBatchEnv(EpisodicVecEnv):
         if controls.dtype != np.float32 or not controls.flags.c_contiguous:
             controls = np.ascontiguousarray(controls, np.float32)
         self._controls = self._physics.ctrl[:] = controls
-        with np.errstate(over="ignore", invalid="ignore"):  # an unstable simulation shows in the numbers themselves
+        with np.errstate(over="ignore", invalid="ignore"):  # an unstable simulation returns them
             return super().step(action)
 
     def _seed(self, seed: int | None) -> None:
@@ -105,7 +95,7 @@ class MujocoBatchEnv(EpisodicVecEnv):
         self._task.last[ids] = self._task.measure(ids)
 
     def _advance(self, action: Tensor, moving: Array | None) -> tuple[Array, Array | None]:
-        """The task is evaluated for all envs: one that stands still keeps what it measured."""
+        """The task is evaluated for all envs; the measurement of one that did not move is unchanged."""
         self._physics.step(None if moving is None else _ids(moving))
         return self._task.evaluate(self._controls)
 
@@ -121,7 +111,7 @@ class MujocoBatchEnv(EpisodicVecEnv):
         return self._obs_tensor
 
     def step_physics(self) -> None:
-        """The physics of a step and nothing else, for measurements; the envs are of no use afterwards."""
+        """Only the physics of a step, for benchmarks; the envs cannot be used afterwards."""
         self._physics.step()
 
     def _get_world(self) -> dict[str, Any]:
@@ -129,7 +119,7 @@ class MujocoBatchEnv(EpisodicVecEnv):
             "physics": torch.from_numpy(self._physics.get_state()),
             "last": torch.from_numpy(self._task.last.copy()),
             "obs": torch.from_numpy(self._obs.copy()),
-            # As text: the generators' integers have 128 bits.
+            # As text, because the generators' integers have 128 bits.
             "rngs": [json.dumps(rng.bit_generator.state) for rng in self._rngs],
         }
 
@@ -154,12 +144,6 @@ class MujocoBatchEnv(EpisodicVecEnv):
     def close(self) -> None:
         """Free threads and memory. Calling it twice is harmless."""
         self._physics.close()
-
-    def _check_observation(self, shape: tuple[int, ...]) -> None:
-        """A model file of another body can make Gymnasium observe more or less than its space says."""
-        size = sum(part.shape[1] for part in self._task.observation(ALL))
-        if (size,) != shape:
-            raise UsageError(f"{self.env_id} observes {size} numbers of this model, but its space says {shape}")
 
 
 def _ids(mask: Array) -> Array:

@@ -1,6 +1,6 @@
-"""Physics of N copies of one MuJoCo model, so that a task sees only whole `[N, ...]` arrays.
+"""Physics of N copies of one MuJoCo model; tasks read and write `[N, ...]` arrays.
 
-Not here: what is observed or rewarded (the task files), and when an episode ends (`episodes.py`).
+Not here: observations and rewards (`tasks.py`), and when an episode ends (`episodes.py`).
 """
 
 from collections.abc import Callable, Iterator
@@ -17,11 +17,11 @@ from proxima.errors import EnvFailure
 Array = NDArray[Any]
 STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 FEW = 16
-"""Up to this many simulations, one after the other is faster than to wake the batch's threads."""
+"""Up to this number of simulations, a serial loop is faster than waking the batch's threads."""
 
 
 class Physics:
-    """`nstep` substeps of every simulation in one native call, with the bits of `mj_step` on one MjData each.
+    """Runs `nstep` substeps of every simulation in one native call, bit-identical to `mj_step` on separate MjData.
 
     `qpos [N, nq]`, `qvel [N, nv]` and `ctrl [N, nu]` are live views of the state; `ctrl` is written before `step`.
     """
@@ -29,7 +29,7 @@ class Physics:
     def __init__(self, model: mujoco.MjModel, *, num_envs: int, num_threads: int, nstep: int) -> None:
         self._batch = Batch(model, num_envs, num_threads)
         self._num_envs, self._nstep = num_envs, nstep
-        self._blank = np.zeros(self._batch.nstate)  # the row that `mj_resetData` leaves
+        self._blank = np.zeros(self._batch.nstate)  # a state row after `mj_resetData`
         mujoco.mj_getState(model, mujoco.MjData(model), self._blank, STATE)
         self.qpos: Array = self._batch.bind("qpos")
         self.qvel: Array = self._batch.bind("qvel")
@@ -47,7 +47,7 @@ class Physics:
             raise failure(error.ids, self._batch.error(int(error.ids[0]))) from error
 
     def reset(self, ids: Array, qpos: Array, qvel: Array) -> None:
-        """Start the simulations `ids` (sorted) again from the given positions and velocities."""
+        """Restart the simulations `ids` (sorted) from the given positions and velocities."""
         self._batch.state[ids] = self._blank
         self.qpos[ids] = qpos
         self.qvel[ids] = qvel
@@ -62,19 +62,19 @@ class Physics:
         return np.array(self._batch.state)
 
     def set_state(self, state: Array) -> None:
-        """Put a state of `get_state` back. Derived fields are current again only after the next call."""
+        """Restore a state of `get_state`. Derived fields are not updated before the next step or reset."""
         self._batch.state[:] = state
 
     def close(self) -> None:
-        """Nothing to do: the batch stops its threads when it is collected."""
+        """Nothing to do: the batch stops its threads when it is garbage-collected."""
 
 
 class ContactForcePhysics(Physics):
-    """As `Physics`, and with `cfrc_ext`: `mj_step` and `mj_rnePostConstraint` on Python threads.
+    """`Physics` with `cfrc_ext`: `mj_step` and `mj_rnePostConstraint` on Python threads.
 
-    Gymnasium calls `mj_rnePostConstraint` after each step, which `mujoco.batch` does not offer. `mj_step` gives up the
-    interpreter lock, and takes long enough for the models concerned that what remains in Python costs a few percent.
-    The batch only keeps the state rows; as inside it, there is one MjData per thread, which stays in the core's cache.
+    Gymnasium calls `mj_rnePostConstraint` after each step, which `mujoco.batch` does not support. `mj_step` releases
+    the GIL, and takes so long for these models that the overhead of Python is a few percent. The batch only stores the
+    state rows; as in the batch, each thread has one MjData, which stays in the core's cache.
     """
 
     def __init__(self, model: mujoco.MjModel, *, num_envs: int, num_threads: int, nstep: int) -> None:
@@ -108,7 +108,7 @@ class ContactForcePhysics(Physics):
         self._each(range(self._num_envs) if ids is None else ids.tolist(), advance)
 
     def reset(self, ids: Array, qpos: Array, qvel: Array) -> None:
-        """Start the simulations `ids` (sorted) again from the given positions and velocities."""
+        """Restart the simulations `ids` (sorted) from the given positions and velocities."""
         self.qpos[ids] = qpos
         self.qvel[ids] = qvel
 
@@ -125,7 +125,7 @@ class ContactForcePhysics(Physics):
         self._helpers.shutdown()
 
     def _each(self, ids: range | list[int], work: Callable[[int, Any], None]) -> None:
-        """Do `work` for each of `ids`; every thread, this one too, takes the next from the iterator when it is free."""
+        """Do `work` for each of `ids`; every thread, including this one, takes the next id when it is free."""
         queue = iter(ids)
         others = range(1, min(len(self._data), len(ids)))
         helpers = [self._helpers.submit(self._drain, queue, work, thread) for thread in others]
@@ -142,7 +142,7 @@ class ContactForcePhysics(Physics):
             try:
                 work(i, data)
             except mujoco.FatalError as error:
-                mujoco.mj_resetData(model, data)  # the error left its stack in use
+                mujoco.mj_resetData(model, data)  # the error left MuJoCo's stack in use
                 self._failed.append((i, str(error)))
                 continue
             mujoco.mj_getState(model, data, rows[i], STATE)
@@ -151,6 +151,6 @@ class ContactForcePhysics(Physics):
 
 
 def failure(ids: Array | list[int], message: str) -> EnvFailure:
-    """The error for simulations in which MuJoCo itself gave up."""
+    """The error for simulations in which MuJoCo raised a fatal error."""
     named = ", ".join(str(i) for i in ids[:8]) + (", ..." if len(ids) > 8 else "")
     return EnvFailure(f"MuJoCo cannot go on in env {named}: {' '.join(message.split())}")

@@ -1,1 +1,1 @@
-"""Small worlds of our own, for tests, benchmarks and first steps."""
+"""Small envs of our own, for tests, benchmarks and first steps."""

@@ -1,4 +1,4 @@
-"""Gymnasium's classic tasks with hidden velocities: a policy needs recurrence, or a stack, to infer them."""
+"""Gymnasium's CartPole and Pendulum without velocities in the observation: a policy needs recurrence to infer them."""
 
 from typing import Any
 

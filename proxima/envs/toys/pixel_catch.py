@@ -1,4 +1,4 @@
-"""A game of our own on the same pixels as Mario and Atari, which needs no emulator and learns in minutes."""
+"""A toy game with the same observations as Mario and Atari, without an emulator; it can be learnt in minutes."""
 
 from typing import Any
 
@@ -11,18 +11,19 @@ from proxima.errors import UsageError
 
 _SIZE = 84
 _BALL, _PADDLE, _THICKNESS = 6, 16, 4
-_FALL, _MAX_DRIFT, _PADDLE_STEP = 6, 6, 5  # pixels a frame
+_FALL, _MAX_DRIFT, _PADDLE_STEP = 6, 6, 5  # pixels per frame
 _BALL_GREY, _PADDLE_GREY = 255, 160
 
 
 class PixelCatch(PixelEnv):
-    """A ball falls and drifts, off the walls too; the paddle (left, stay, right) gets 1 for catching it, -1 for not.
+    """Balls fall, drift and bounce off the walls; the paddle (left, stay, right) gets 1 per catch, -1 per miss.
 
-    The ball may drift faster than the paddle moves, so that one has to see where it goes, and that takes two images.
+    A ball may drift faster than the paddle moves, so a policy must infer its velocity, which takes two images.
 
     Args:
-        drops: Balls in an episode.
-        **pixels: Options of `PixelEnv`; a step is one frame here unless `frame_skip` says more.
+        drops: Balls per episode.
+        frame_skip: Frames per step; 1 here by default.
+        **pixels: Other options of `PixelEnv`.
     """
 
     frames_per_second = 15.0
@@ -64,15 +65,17 @@ class PixelCatch(PixelEnv):
             self._drop()
         return 1.0 if caught else -1.0, over
 
-    def _look(self) -> np.ndarray:
+    def _draw(self) -> np.ndarray:
         image = np.zeros((_SIZE, _SIZE), np.uint8)
         image[self._y : self._y + _BALL, self._x : self._x + _BALL] = _BALL_GREY
         image[-_THICKNESS:, self._paddle : self._paddle + _PADDLE] = _PADDLE_GREY
-        return image if self.grayscale else np.repeat(image[..., None], 3, axis=-1)
+        return image
+
+    def _look(self) -> np.ndarray:
+        return self._draw() if self.grayscale else self._screen()
 
     def _screen(self) -> np.ndarray:
-        image = self._look()
-        return image if image.ndim == 3 else np.repeat(image[..., None], 3, axis=-1)
+        return np.repeat(self._draw()[..., None], 3, axis=-1)
 
     def _info(self) -> dict[str, Any]:
         return {"caught": self._caught, "is_success": self._caught == self.drops}

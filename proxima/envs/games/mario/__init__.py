@@ -1,1 +1,1 @@
-"""Super Mario Bros. as a task on pixels: the game file, the emulator, and the env."""
+"""Super Mario Bros. with pixel observations: the game file, the emulator, and the env."""

@@ -1,4 +1,4 @@
-"""Super Mario Bros. as a Gymnasium env: one stage, or the whole game."""
+"""Super Mario Bros. as a Gymnasium env: one stage, or the complete game."""
 
 import os
 import zlib
@@ -26,27 +26,27 @@ _LONGEST_WAIT = 3000  # frames: the longest scene takes a third of that
 _SHAPED_END, _SHAPED_SCORE, _SHAPED_SCALE = 50.0, 40.0, 10.0
 
 _starts: dict[tuple[int, int, int], tuple[bytes, np.ndarray]] = {}
-"""State and picture at the start of each stage played in this process."""
+"""State and frame at the start of each stage that was played in this process."""
 
 
 class MarioEnv(PixelEnv):
     """Super Mario Bros.
 
-    The reward of a frame is the pixels moved to the right, less the ticks of the clock, less 25 for a lost life,
-    limited to 15 either way; a step's is the sum over its frames. Scenes in which the game takes no input are skipped.
+    The reward of a frame is the pixels moved to the right, minus the ticks of the clock, minus 25 for a lost life,
+    clipped to [-15, 15]; a step's reward is the sum over its frames. Scenes without player input are skipped.
 
     Args:
-        world: 1 to 8, with `stage` 1 to 4: that stage alone, which ends at its flag. None: the whole game from 1-1 on,
-            which ends behind 8-4.
+        world: 1 to 8, with `stage` 1 to 4: only that stage, which ends at its flag. None: the complete game from 1-1 to
+            8-4.
         stage: See `world`.
         actions: "right_only" (5), "simple" (7) or "complex" (12) combinations of buttons.
-        rom: Path of the game file; None looks in the environment variable PROXIMA_MARIO_ROM and in an installed
+        rom: Path of the game file; None uses the environment variable PROXIMA_MARIO_ROM or an installed
             gym-super-mario-bros.
-        end_on_life_loss: A lost life ends the episode, and the next one starts anew. Else the game's three lives are
-            one episode.
-        shaping: A widely used other reward: a fortieth of the points won is added to a frame's, 50 at the flag, -50 for
-            a lost life, and the sum is divided by 10.
-        repeat_action_probability: Chance in each frame that the buttons of the frame before stay down.
+        end_on_life_loss: A lost life ends the episode, and the next one starts from the beginning. Else an episode is
+            the game's three lives.
+        shaping: Another common reward: a frame's reward plus score / 40, 50 at the flag, -50 for a lost life, all
+            divided by 10.
+        repeat_action_probability: Probability in each frame that the previous frame's buttons stay pressed.
         **pixels: Options of `PixelEnv`.
     """
 
@@ -69,21 +69,22 @@ class MarioEnv(PixelEnv):
         if actions not in ACTIONS:
             raise UsageError(f"actions is {actions!r}; it must be one of {', '.join(ACTIONS)}")
         if (world is None) != (stage is None):
-            raise UsageError(f"world is {world} and stage is {stage}: give both for one stage, none for the whole game")
+            raise UsageError(
+                f"world is {world} and stage is {stage}: give both for one stage, or neither for the complete game"
+            )
         if world is not None and stage is not None and not (world in range(1, 9) and stage in range(1, 5)):
             raise UsageError(f"there is no stage {world}-{stage}: worlds are 1 to 8, and each has stages 1 to 4")
         if not 0.0 <= repeat_action_probability < 1.0:
             raise UsageError(f"repeat_action_probability is {repeat_action_probability}; it must be in [0, 1)")
         self.world, self.stage = world, stage
-        self.end_on_life_loss = end_on_life_loss
-        self.shaping = shaping
+        self.end_on_life_loss, self.shaping = end_on_life_loss, shaping
         self.repeat_action_probability = repeat_action_probability
         self.action_space = spaces.Discrete(len(ACTIONS[actions]))
         self._masks = [mask(*buttons) for buttons in ACTIONS[actions]]
         self._rom = load_rom(rom)
         self._nes = Nes(self._rom)
         self._last_action = 0
-        self._ram = bytes(2048)  # after the last frame that the agent played, before any skipping
+        self._ram = bytes(2048)  # after the agent's last frame, before scenes are skipped
         self._x = self._clock = self._score = 0
 
     def _start(self, fresh: bool) -> bool:
@@ -132,12 +133,12 @@ class MarioEnv(PixelEnv):
         self._last_action, self._x, self._clock, self._score = state["counters"]
 
     def close(self) -> None:
-        """Let go of the console."""
+        """Free the console."""
         self._nes.close()
 
 
 def _start_of_stage(nes: Nes, world: int, stage: int) -> tuple[bytes, np.ndarray]:
-    """Press start until a stage has begun, which one being written over the game's own choice."""
+    """Press start until a stage has begun; the stage is chosen by writing to the game's memory."""
     target = ((game.WORLD, world), (game.STAGE, stage), (game.AREA, game.first_area(world, stage)))
     nes.frame(_START)
     nes.frame(_NOTHING)
@@ -151,8 +152,8 @@ def _start_of_stage(nes: Nes, world: int, stage: int) -> tuple[bytes, np.ndarray
         nes.write(game.PRELEVEL_TIMER, 0)
     else:
         raise RuntimeError(f"stage {world}-{stage} did not begin")
-    # The clock's first tick says that the player may move. It is read between the two frames: the emulator of
-    # gym-super-mario-bros is a frame behind this one, and so both start at the same moment and go on alike to the bit.
+    # The player can move from the clock's first tick on. It is read between the two frames, because the emulator of
+    # gym-super-mario-bros is one frame behind this one: so both start in the same frame and stay bit-identical.
     before = game.clock(nes.ram())
     for _ in range(_LONGEST_WAIT):
         nes.frame(_START)
@@ -165,13 +166,13 @@ def _start_of_stage(nes: Nes, world: int, stage: int) -> tuple[bytes, np.ndarray
 
 
 def _skip_scenes(nes: Nes, ram: bytes) -> None:
-    """Play on without input through what the player cannot change: deaths, castles' ends, pipes, waits."""
+    """Skip scenes without player input: deaths, ends of castles, pipes, waits."""
     if game.is_dying(ram):
         nes.write(game.PLAYER_STATE, game.DEAD)
         nes.frame(_NOTHING)
         ram = nes.ram()
     if game.is_world_over(ram):
-        time = game.clock(ram)  # stands still until the next world begins
+        time = game.clock(ram)  # does not change until the next world begins
         ram = _wait_while(nes, lambda now: game.clock(now) == time)
     if 1 < ram[game.AREA_TIMER] < 255:
         nes.write(game.AREA_TIMER, 1)
@@ -180,7 +181,7 @@ def _skip_scenes(nes: Nes, ram: bytes) -> None:
 
 
 def _wait_while(nes: Nes, waiting: Callable[[bytes], bool], *, hurry: bool = False) -> bytes:
-    """Play without input; `hurry` cuts the black screens before a stage short."""
+    """Play without input; `hurry` shortens the black screens before a stage."""
     for _ in range(_LONGEST_WAIT):
         if hurry:
             nes.write(game.PRELEVEL_TIMER, 0)
@@ -188,4 +189,4 @@ def _wait_while(nes: Nes, waiting: Callable[[bytes], bool], *, hurry: bool = Fal
         ram = nes.ram()
         if not waiting(ram):
             return ram
-    raise RuntimeError("the game takes no input any more")
+    raise RuntimeError(f"the game has taken no input for {_LONGEST_WAIT} frames")

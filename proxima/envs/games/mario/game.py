@@ -1,8 +1,8 @@
-"""What the console's memory says about Super Mario Bros., and what a frame of it is worth. Pure functions of 2 kB."""
+"""Reads the state of Super Mario Bros. from the console's 2 kB of RAM, and computes the reward. Pure functions."""
 
 from typing import Any
 
-# Places in memory.
+# Addresses.
 PLAYER_STATE = 0x0E
 WORLD, STAGE, AREA = 0x75F, 0x75C, 0x760  # each from 0
 PRELEVEL_TIMER, AREA_TIMER = 0x7A0, 0x6DE
@@ -20,7 +20,7 @@ _GAME_OVER = 255
 
 DEATH_PENALTY = -25
 REWARD_LIMIT = 15
-_LONGEST_STEP = 5  # pixels a frame: beyond it the player was moved, not moving
+_LONGEST_STEP = 5  # pixels per frame: a larger change is a jump to another place, such as a pipe's end
 
 
 def _number(ram: bytes, digits: tuple[int, int]) -> int:
@@ -37,17 +37,17 @@ def x_position(ram: bytes) -> int:
 
 
 def clock(ram: bytes) -> int:
-    """What is left of the stage's time."""
+    """Time left for the stage."""
     return _number(ram, _CLOCK)
 
 
 def score(ram: bytes) -> int:
-    """The game's points."""
+    """The game's score."""
     return _number(ram, _SCORE)
 
 
 def is_dying(ram: bytes) -> bool:
-    """Whether the player is on the way out: hit, or falling below the screen."""
+    """Whether the player was hit or is falling below the screen."""
     return ram[PLAYER_STATE] == DYING or ram[_SCREENS_DOWN] > 1
 
 
@@ -62,27 +62,27 @@ def is_game_over(ram: bytes) -> bool:
 
 
 def is_world_over(ram: bytes) -> bool:
-    """Whether the scene behind a castle plays."""
+    """Whether the scene after a castle is playing."""
     return ram[_MODE] == _END_OF_WORLD
 
 
 def is_busy(ram: bytes) -> bool:
-    """Whether the game takes no input."""
+    """Whether the game ignores input."""
     return ram[PLAYER_STATE] in _BUSY
 
 
 def has_flag(ram: bytes) -> bool:
-    """Whether the stage is done: down the flagpole, or past Bowser."""
+    """Whether the stage is completed: at the flagpole, or past Bowser."""
     return is_world_over(ram) or (ram[_FLOAT] == _SLIDING and any(kind in _ENDINGS for kind in ram[_ENEMIES]))
 
 
 def is_end_of_game(ram: bytes) -> bool:
-    """Whether the last stage, 8-4, is done: nothing comes after it."""
+    """Whether the last stage, 8-4, is completed."""
     return ram[WORLD] == 7 and ram[STAGE] == 3 and has_flag(ram)
 
 
 def read_info(ram: bytes) -> dict[str, Any]:
-    """The game in numbers and words, as `info` reports it."""
+    """The `info` of a step."""
     height = 255 - ram[_Y]
     done = has_flag(ram)
     return {
@@ -102,7 +102,7 @@ def read_info(ram: bytes) -> dict[str, Any]:
 
 
 def frame_reward(x_before: int, clock_before: int, ram: bytes) -> float:
-    """Pixels to the right, less ticks of the clock, less 25 for a life, within 15 either way."""
+    """Pixels moved to the right, minus ticks of the clock, minus 25 for a lost life, clipped to [-15, 15]."""
     moved = x_position(ram) - x_before
     if abs(moved) > _LONGEST_STEP:
         moved = 0
@@ -112,5 +112,5 @@ def frame_reward(x_before: int, clock_before: int, ram: bytes) -> float:
 
 
 def first_area(world: int, stage: int) -> int:
-    """The area number (from 1) where a stage starts: some worlds count the walk into the pipe as an area."""
+    """The area number (from 1) in which a stage starts: in some worlds the walk into the pipe is an area."""
     return stage + 1 if stage > 1 and world in (1, 2, 4, 7) else stage

@@ -1,4 +1,4 @@
-"""Finding the game file of Super Mario Bros., which is its maker's and so never part of this package."""
+"""Finds the game file of Super Mario Bros., which is under copyright and so not part of this package."""
 
 import hashlib
 import importlib.util
@@ -11,7 +11,7 @@ from proxima.errors import UsageError
 VARIABLE = "PROXIMA_MARIO_ROM"
 """Environment variable with the path of the game file."""
 CARRIER = "gym_super_mario_bros"
-"""A package whose wheel carries the file. It is looked at, never imported: it needs an old Gym and an old NumPy."""
+"""A package whose wheel has the file. It is not imported, because it needs an old Gym and an old NumPy."""
 
 _HEADER = b"NES\x1a\x02\x01\x01" + bytes(9)  # iNES: 2 x 16 kB of program, 8 kB of pictures, vertical mirroring
 _MOST_BYTES = 2**20
@@ -41,11 +41,7 @@ def find_rom(path: str | os.PathLike[str] | None = None) -> Path | None:
 
 
 def load_rom(path: str | os.PathLike[str] | None = None) -> bytes:
-    """The game, header included.
-
-    Raises:
-        UsageError: there is no such file, or it is something else.
-    """
+    """The game with its header; raises UsageError if there is no such file or it is not this game."""
     file = find_rom(path)
     if file is None:
         raise UsageError(f"the game file of Super Mario Bros. was not found. {_WAYS}")
@@ -67,7 +63,7 @@ def load_rom(path: str | os.PathLike[str] | None = None) -> bytes:
 
 
 def _read(file: Path) -> bytes:
-    """The content of a regular file of a size that a game may have: a FIFO would wait for ever, a device never end."""
+    """The content of a small regular file: reading a FIFO or a device might never end."""
     status = file.stat()
     if not stat.S_ISREG(status.st_mode):
         raise ValueError("it is not a regular file")
