@@ -47,7 +47,7 @@ class Algorithm(ABC):
             device=parts.device,
             env_seed=seed,
             seed=stream_seed(seed, "actions"),
-            holds_actions=parts.hold_schedule.active,
+            hold_schedule=parts.hold_schedule,
             flat=self.learner.flat if parts.compiles_actor else None,
             **options,
         )
@@ -63,7 +63,7 @@ class Algorithm(ABC):
 
     def set_progress(self, progress: float) -> None:
         """Apply schedules for this fraction of the run."""
-        self.parts.env.hold = self.parts.hold_schedule.at(progress)
+        self.source.set_progress(progress)
         for learner in self.learners.values():
             learner.set_progress(progress)
 

@@ -12,6 +12,7 @@ from proxima.algo.learner import restore_generator
 from proxima.compiling import is_toolchain_failure, report_failure
 from proxima.data.frames import newest
 from proxima.data.rollout import Rollout, as_stored
+from proxima.envs.action_hold import Hold
 from proxima.envs.contract import ExactState, Step, VecEnv
 from proxima.envs.gymnasium.snapshot import NotPlain
 from proxima.errors import NonFiniteError, UsageError
@@ -19,6 +20,7 @@ from proxima.nets.policy import Policy
 from proxima.training.actor import Actor, Record, Rows, compile_actor
 from proxima.training.endings import EndingBuffer, Endings
 from proxima.training.episode_statistics import EpisodeStatistics
+from proxima.training.hold_schedule import HoldSchedule
 
 log = logging.getLogger("proxima")
 
@@ -38,17 +40,20 @@ class Collector:
         device: torch.device,
         env_seed: int,
         seed: int,
-        holds_actions: bool = False,
+        hold_schedule: HoldSchedule | None = None,
         flat: FlatParameters | None = None,
         sequence_length: int = 1,
         store_values: bool = False,
     ):
         """Given the policy's parameters in `flat`, acting is compiled on first use.
 
-        With `holds_actions`, frame stacks are stored completely, because several frames pass between two actions.
+        With a `hold_schedule` that is active, frame stacks are stored completely, because several frames pass between
+        two actions.
         `sequence_length` and `store_values`: see `Rollout`.
         """
-        self.env = env
+        self.env, self.hold_schedule = env, hold_schedule
+        holds_actions = hold_schedule is not None and hold_schedule.active
+        self.set_progress(0.0)
         self.obstacle: str | None = None
         """Why a resume from `get_state` cannot be exact, if that is known: the envs' state is then not saved."""
         self.generator = Generator(device).manual_seed(seed)
@@ -212,6 +217,42 @@ class Collector:
             f"env {env} gave {what} at global step {self.global_step + taken} ({where} of that env): check the env, or "
             "scale its output."
         )
+
+    # What the trainer asks ------------------------------------------------------------------------------------------
+
+    @property
+    def hold(self) -> Hold:
+        """For how many env steps actions are held now."""
+        return self.env.hold
+
+    def set_progress(self, progress: float) -> None:
+        """Set the hold for this fraction of the run."""
+        if self.hold_schedule is not None:
+            self.env.hold = self.hold_schedule.at(progress)
+
+    def metrics(self, progress: float) -> dict[str, float]:
+        """Episode statistics, counters of the envs, and the hold."""
+        held = self.hold_schedule.metrics(progress, policy_steps=self.policy_steps) if self.hold_schedule else {}
+        return {**self.episodes.metrics(), **self.env.counters(), **held}
+
+    def try_exactness(self) -> str | None:
+        """Try on the envs whether a resume can be exact; None, or why it cannot."""
+        self.obstacle = self.env.why_inexact()
+        return self.obstacle
+
+    @property
+    def num_threads(self) -> int | None:
+        """Threads of the batch physics; None for envs without."""
+        return getattr(self.env, "num_threads", None)
+
+    def text(self) -> str:
+        """The envs and the hold, in words."""
+        held = self.hold_schedule.text() if self.hold_schedule else ""
+        return f"{self.env.num_envs} envs ({type(self.env).__name__}), {held}"
+
+    def close(self) -> None:
+        """Close the envs; may be called twice."""
+        self.env.close()
 
     # State -----------------------------------------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ def snapshot(trainer: "Trainer") -> Boundary | None:
         "global_step": source.global_step,
         "episode_return": source.episodes.metrics()["episode_return"],
         "eval_return": trainer.examiner.eval_return,
-        "action_hold": trainer.parts.env.hold.to_dict(),
+        "action_hold": trainer.source.hold.to_dict(),
         "resumed_from": trainer.lineage[-1] if trainer.lineage else None,
         "lineage": trainer.lineage,
         "spec": trainer.policy.spec.to_dict(),

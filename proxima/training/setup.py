@@ -77,9 +77,8 @@ def build_parts(config: Config) -> Parts:
         threads = choose_threads(config, images=images)
         if wish is not None and wish > threads.learn:
             notices.append(f"num_threads is {wish}, but there are {threads.learn} cores: {threads.learn} are used.")
-        hold_schedule = HoldSchedule(config, env.step_seconds)
-        env.hold = hold_schedule.at(0.0)
-        return Parts(config, env, spec, device, threads, hold_schedule, traits, chosen, notices)
+        schedule = HoldSchedule(config, env.step_seconds)
+        return Parts(config, env, spec, device, threads, schedule, traits, chosen, notices)
     except BaseException:
         env.close()
         raise

@@ -76,7 +76,7 @@ class Trainer:
         self.iteration = 0
         self.lineage: list[str] = []
         if config.checkpoint.save_checkpoint and config.checkpoint.save_optimizer:
-            self.source.obstacle = obstacle = self.parts.env.why_inexact()
+            obstacle = self.source.try_exactness()
             notice = f"A resume of this run will start new episodes, and so not be exact: {config.env.env}: {obstacle}."
             self.notices += [notice] if obstacle else []
 
@@ -99,7 +99,7 @@ class Trainer:
                 clock, due = Clock(self), saving.Due(self.config, self.source.global_step)
                 while self.source.global_step < self.config.run.total_timesteps:
                     metrics = self.iterate()
-                    is_best = self.examiner.examine(self.source.global_step, self.run_dir, self.parts.env.hold)
+                    is_best = self.examiner.examine(self.source.global_step, self.run_dir, self.source.hold)
                     metrics |= self.examiner.metrics
                     with signals.shield():
                         boundary = saving.snapshot(self)
@@ -150,9 +150,7 @@ class Trainer:
             "wall_time": 0.0,
             "steps_per_second": 0.0,
             **self.algorithm.take_seconds(),
-            **self.source.episodes.metrics(),
-            **self.parts.env.counters(),
-            **self.parts.hold_schedule.metrics(progress, policy_steps=self.source.policy_steps),
+            **self.source.metrics(progress),
             **metrics,
         }
 
@@ -172,7 +170,7 @@ class Trainer:
 
     def close(self) -> None:
         """Close the envs; may be called twice."""
-        self.parts.env.close()
+        self.source.close()
         self.examiner.close()
 
     def _interrupted(self, signum: int, boundary: saving.Boundary | None) -> ProximaError:
@@ -219,10 +217,9 @@ class Trainer:
             self._say(settings)
         for notice in self.notices:
             log.warning(notice)
-        parameters, env = sum(p.numel() for p in self.policy.parameters()), self.parts.env
+        parameters = sum(p.numel() for p in self.policy.parameters())
         self._say(
-            f"{self.config.env.env} on {env.num_envs} envs ({type(env).__name__}), "
-            f"{self.parts.hold_schedule.text()}{parameters:,} parameters, {self.parts.device}, "
+            f"{self.config.env.env} on {self.source.text()}{parameters:,} parameters, {self.parts.device}, "
             f"{self.machine_use()}, run {self.run_dir}"
         )
 
@@ -242,7 +239,7 @@ class Trainer:
         """The threads of each phase, and what will be compiled."""
         parts = {"learner": self.algorithm.learner.epochs.compiled, "acting": self.source.compiled}
         compiled = " and ".join(name for name, is_compiled in parts.items() if is_compiled)
-        physics, threads = getattr(self.parts.env, "num_threads", None), self.parts.threads
+        physics, threads = self.source.num_threads, self.parts.threads
         used = "threads: " + (f"{physics} physics, " if physics else "")
         used += f"{threads.act} acting, {threads.learn} learning"
         return f"{used}, {compiled + ' to be compiled' if compiled else 'eager'}"
