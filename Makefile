@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 train: setup
-	$(VENV)/bin/proxima train --config configs/halfcheetah.yaml $(ARGS)
+	$(VENV)/bin/proxima train --env HalfCheetah-v5 $(ARGS)
 
 lint: setup
 	$(VENV)/bin/ruff check .

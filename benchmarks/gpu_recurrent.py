@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_recurrent.py
 
-The synthetic quadruped of configs/phase1_monolithic.yaml (51 + 132 inputs, 12 actions), 4096 envs x 24 steps, GRU 256,
+The synthetic quadruped of the preset phase1_monolithic (51 + 132 inputs, 12 actions), 4096 envs x 24 steps, GRU 256,
 5 epochs x 4 minibatches of 1024 sequences. The host must not wait for the device within an epoch; a rollout
 synchronises every 16 steps, to count ended episodes, and at its end.
 """
@@ -35,7 +35,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def build(**options: Any) -> Trainer:
-    config = load_config(ROOT / "configs" / "phase1_monolithic.yaml", {**SIZES, "save_checkpoint": False, **options})
+    config = load_config("phase1_monolithic", {**SIZES, "save_checkpoint": False, **options})
     return Trainer(config)
 
 

@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def command(folder: Path, name: str, steps: int) -> list[str]:
-    options = ["--config", "configs/halfcheetah.yaml", "--total-timesteps", str(steps), "--compile", "off"]
+    options = ["--config", "halfcheetah", "--total-timesteps", str(steps), "--compile", "off"]
     options += ["--name", name, "--runs-dir", str(folder), "--tensorboard", "False", "--progress", "False"]
     return [sys.executable, "-m", "proxima", "train", *options]
 

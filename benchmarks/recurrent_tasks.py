@@ -25,8 +25,11 @@ from proxima import load_policy
 from proxima.evaluate.episodes import evaluate
 
 RECORDS = ROOT / "benchmarks" / "recurrent_tasks"
-CLASSIC = {"num-envs": 16, "learning-rate": 1e-3, "lr-schedule": "linear", "entropy-coef": 0}
+CLASSIC = {"preset": "none", "num-envs": 16, "learning-rate": 1e-3, "entropy-coef": 0, "gamma": 0.99}
 RECALL = {
+    "preset": "none",
+    "lr-schedule": "constant",
+    "entropy-coef": 0.01,
     "env": "proxima/Recall-v0",
     "num-envs": 64,
     "update-epochs": 4,

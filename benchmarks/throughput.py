@@ -118,6 +118,7 @@ def run_proxima(work: dict[str, Any], *, compiled: str = "on", iterations: int |
     iterations = iterations or max(4, 150_000 // size)
     options = {
         "env": work["env"],
+        "preset": "none",
         "num-envs": work["envs"],
         "num-steps": work["steps"],
         "update-epochs": work["epochs"],

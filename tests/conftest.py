@@ -7,6 +7,12 @@ import torch
 
 
 @pytest.fixture(autouse=True)
+def no_presets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests give the options they depend on; a preset would change the others. Those of presets name one."""
+    monkeypatch.setattr("proxima.config.config.preset_for", lambda env_id, algorithm: None)
+
+
+@pytest.fixture(autouse=True)
 def quiet_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
     monkeypatch.chdir(tmp_path)

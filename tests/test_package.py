@@ -46,4 +46,4 @@ def test_the_sdist_has_every_file_and_every_test(built: Path) -> None:
     with tarfile.open(archive) as files:
         packed = {name.partition("/")[2] for name in files.getnames()}
     ours = {str(path.relative_to(ROOT)) for room in ("proxima", "tests") for path in (ROOT / room).rglob("*.py")}
-    assert ours <= packed and {"configs/halfcheetah.yaml", "Makefile"} <= packed
+    assert ours <= packed and {"proxima/presets/halfcheetah.yaml", "Makefile"} <= packed

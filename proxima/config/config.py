@@ -103,8 +103,8 @@ class Config:
         """The options that are not left to their defaults."""
         return {name: value for name, value in self.flat().items() if name in self.given}
 
-    def validate(self) -> list[str]:
-        """Raise a UsageError if options contradict each other; return notices about surprising consequences."""
+    def validate(self) -> None:
+        """Raise a UsageError if options contradict each other, as far as that does not depend on the env."""
         policy = self.policy
         if not policy.min_std <= policy.initial_std <= policy.max_std:
             raise UsageError(
@@ -121,6 +121,9 @@ class Config:
             )
         if (decay := self.optimizer.weight_decay) and self.optimizer.optimizer == "adam":
             raise UsageError(f"weight_decay is {decay:g}, but optimizer adam has none: use optimizer adamw.")
+
+    def validate_algorithm(self) -> list[str]:
+        """The same for the algorithm's options, once all are set; returns notices about surprising consequences."""
         own: list[str] = getattr(self, f"_validate_{ALGORITHMS[self.algorithm.algorithm].section}")()
         return own
 

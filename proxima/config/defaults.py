@@ -39,9 +39,9 @@ class Traits:
 
 
 def settle(config: Config, traits: Traits) -> tuple[dict[str, Any], list[str]]:
-    """Set what nobody has set, and fit the minibatches to the rollout.
+    """Fill in the options that nobody has set, fit the minibatches to the rollout, and check the result.
 
-    Returns the values that were chosen, by option, and notices about what will be done.
+    Returns the values that were chosen, by option, and notices about surprising consequences.
     """
     section_name = ALGORITHMS[config.algorithm.algorithm].section
     chosen: dict[str, Any] = {}
@@ -52,7 +52,8 @@ def settle(config: Config, traits: Traits) -> tuple[dict[str, Any], list[str]]:
         if name not in config.given and getattr(section, name) == option.default:
             setattr(section, name, value)
             chosen[name] = value
-    return chosen, _fit_minibatches(config) if section_name == "ppo" else []
+    notices = _fit_minibatches(config) if section_name == "ppo" else []
+    return chosen, notices + config.validate_algorithm()
 
 
 def _ppo(config: Config, traits: Traits) -> Choices:
@@ -111,18 +112,18 @@ def _fit_minibatches(config: Config) -> list[str]:
     what, notices = "sequences" if config.is_recurrent else "samples", []
     if minibatch > size:
         cut = f", cut into sequences of {steps}" if config.is_recurrent else ""
-        found = f"an iteration has only {size} {what} (num_envs {config.env.num_envs} x num_steps "
+        found = f"a rollout has only {size} {what} (num_envs {config.env.num_envs} x num_steps "
         found += f"{config.ppo.num_steps}{cut})"
         source = config.given.get("minibatch_size")
         if source is not None and source in (config.given.get("num_envs"), config.given.get("num_steps")):
             raise UsageError(f"minibatch_size is {minibatch}, but {found}: lower minibatch_size or raise num_steps.")
-        notices.append(f"minibatch_size is {minibatch}, but {found}: each minibatch is the whole of them.")
+        notices.append(f"minibatch_size is {minibatch}, but {found}: all of them are one minibatch.")
         config.algorithm.minibatch_size = size
     elif size % minibatch:
         count = config.num_minibatches
         notices.append(
-            f"{size} {what} do not divide into minibatches of {minibatch}: each epoch uses {count} of {size // count} "
-            f"to {-(-size // count)} {what}."
+            f"{size} {what} cannot be divided evenly into minibatches of {minibatch}: each epoch has {count} of at "
+            f"most {-(-size // count)}."
         )
     if config.optimizer.gradient_accumulation > config.num_minibatches:
         raise UsageError(

@@ -58,7 +58,7 @@ class Trainer:
     def __init__(self, config: Config, *, console: Console | None = None):
         self.config = config = copy.deepcopy(config)  # defaults that suit the env are filled in
         self.console = make_console(quiet=True) if config.track.quiet else console or make_console()
-        self.notices = config.validate()
+        config.validate()
         with float32_by_default():
             self.parts = setup.build_parts(config)
             try:
@@ -68,7 +68,7 @@ class Trainer:
                 raise
 
     def _build(self) -> None:
-        config, self.notices = self.config, self.notices + self.parts.notices
+        config, self.notices = self.config, list(self.parts.notices)
         algorithm: type[Algorithm] = find_attribute(ALGORITHMS[config.algorithm.algorithm].algorithm)
         self.algorithm = algorithm(self.parts)
         self.policy, self.source = self.algorithm.policy, self.algorithm.source

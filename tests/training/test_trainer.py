@@ -20,7 +20,7 @@ from proxima.errors import EnvFailure, UsageError
 from proxima.runs import checkpoint
 from proxima.training.trainer import Trainer
 
-CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+PRESETS = sorted(all_presets())
 NAMES = {
     *("iteration", "global_step", "wall_time", "steps_per_second", "collect_seconds", "update_seconds"),
     *("episode_return", "episode_length", "episodes", "policy_loss", "value_loss", "entropy", "approx_kl"),
