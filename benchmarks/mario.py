@@ -177,7 +177,13 @@ def run_sb3(work: dict[str, Any], threads: int) -> float:
 def run_proxima(work: dict[str, Any]) -> float:
     options = {name: value for name, value in work.items() if name != "total"}
     options = DQN | options if "algorithm" in work else options
-    options |= {"env": "proxima/PixelCatch-v0", "preset": "none", "vec_env_mode": "sync", "cnn_features": 512, "hidden_sizes": "[]"}
+    options |= {
+        "env": "proxima/PixelCatch-v0",
+        "preset": "none",
+        "vec_env_mode": "sync",
+        "cnn_features": 512,
+        "hidden_sizes": "[]",
+    }
     options |= {"compile": "on", "progress": False, "save_checkpoint": False, "total_timesteps": work["total"]}
     with tempfile.TemporaryDirectory() as folder:
         flags = [part for name, value in options.items() for part in (f"--{name}", str(value))]

@@ -1,4 +1,4 @@
-"""The table of algorithms: class, policy and section of options of each. They are named nowhere else."""
+"""The table of algorithms: class, policy and section of options of each. No other code decides by name."""
 
 from dataclasses import dataclass
 from importlib import import_module

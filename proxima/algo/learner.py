@@ -78,7 +78,7 @@ class Learner(ABC):
         return minibatch
 
     def count(self, minibatch: Any) -> Tensor | int:
-        """Number of samples of a minibatch, its weight in accumulated gradients."""
+        """Number of samples of a minibatch, its weight in accumulated gradients. Override it without `action`."""
         return len(minibatch.action)
 
     # One optimizer step ----------------------------------------------------------------------------------------------

@@ -74,8 +74,8 @@ class PPOLearner(Learner):
     def _advantages(self, rollout: Rollout, reward: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Advantages and returns `[T * N]`; truncated episodes bootstrap from their final observation."""
         ppo, envs, policy = self.config.ppo, rollout.num_envs, self.policy
-        # [N + K], in one forward pass.
-        bootstrap = policy.value(policy.normalizer(rollout.bootstrap_obs()), rollout.bootstrap_state())
+        with self.autocast():  # [N + K], in one forward pass
+            bootstrap = policy.value(policy.normalizer(rollout.bootstrap_obs()), rollout.bootstrap_state()).float()
         last, final = bootstrap.split([envs, len(bootstrap) - envs])
         value = value.view(-1, envs)  # [T, N]
         advantage = gae(
@@ -122,7 +122,7 @@ class PPOLearner(Learner):
     # Update ----------------------------------------------------------------------------------------------------------
 
     def update(self, batch: Batch) -> dict[str, float]:
-        """All epochs over the batch; the metrics are copied to the host once."""
+        """All epochs over the batch; metrics are copied to the host at the end, or after each epoch if KL decides."""
         ppo, optimizer, rows = self.config.ppo, self.config.optimizer, batch.rows
         explained = explained_variance(rows.old_value, rows.return_)
         epochs: list[Tensor] = []
@@ -133,6 +133,7 @@ class PPOLearner(Learner):
                     advantage, return_ = self._advantages(batch.rollout, batch.reward, value)
                 rows = rows._replace(old_value=value, advantage=advantage, return_=return_)
             metrics = rows.advantage.new_zeros(len(self.step_metrics))
+            # One stack of minibatches [M, B], or two where their sizes differ by one.
             for order in minibatch_indices(self.layout.num_sequences, self.config.num_updates, self.generator):
                 metrics = metrics + self.run_epoch(rows, order) / self.config.num_updates
             epochs.append(metrics)
@@ -148,7 +149,7 @@ class PPOLearner(Learner):
         host = [dict(zip(self.step_metrics, row, strict=True)) for row in epochs.tolist()]
         self.check_finite({f"epoch {number} of the update": row for number, row in enumerate(host, start=1)})
         metrics = {name: sum(row[name] for row in host) / len(host) for name in self.step_metrics if name != "loss"}
-        # The change of the policy by the complete update.
+        # Those of the last epoch, which are closest to the change of the policy by the complete update.
         metrics |= {name: host[-1][name] for name in ("approx_kl", "clip_fraction")}
         return metrics | {
             "explained_variance": float(explained),

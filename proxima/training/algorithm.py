@@ -29,8 +29,8 @@ class Algorithm(ABC):
     source: Collector
     learners: dict[str, Learner]
     """By name; the first trains the policy. Each has its own optimizer file in the checkpoint."""
-    phases: tuple[str, ...]
-    """Phases of an iteration whose time is measured."""
+    phases: tuple[str, ...] = ("collect", "update")
+    """Phases of an iteration whose time is measured (`timed`)."""
 
     def __init__(self, parts: Parts):
         self.parts, self.config = parts, parts.config
