@@ -43,7 +43,7 @@ TASKS: dict[str, tuple[int, float | None]] = {
     "InvertedPendulum-v5": (300_000, None),
     "Pusher-v5": (1_000_000, None),
     "FrozenLake-v1": (300_000, None),
-    "Taxi-v3": (300_000, None),
+    "Taxi-v4": (300_000, None),
     "CliffWalking-v1": (300_000, None),
 }
 

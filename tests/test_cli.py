@@ -10,7 +10,7 @@ import pytest
 
 from proxima.cli import main
 
-SMALL = ["--num-envs", "2", "--num-steps", "32", "--total-timesteps", "128", "--update-epochs", "2"]
+SMALL = ["--preset", "none", "--num-envs", "2", "--num-steps", "32", "--total-timesteps", "128", "--update-epochs", "2"]
 
 
 def proxima(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -25,7 +25,10 @@ def proxima(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         (["oops"], "unknown argument oops"),
         (["--gamma"], "expected one argument"),
         (["--gamma", "2"], "--gamma is 2, but it must be <= 1."),
-        (["--minibatch-size", "99999"], "lower minibatch_size or raise num_steps"),
+        (
+            ["--minibatch-size", "99999", "--num-steps", "64", "--num-envs", "2"],
+            "lower minibatch_size or raise num_steps",
+        ),
         (["--config", "nowhere.yaml"], "config file nowhere.yaml does not exist"),
         (["--env", "HalfCheeta-v5"], "did you mean 'HalfCheetah-v5'?"),
         (["--device", "cuda:7"], "PyTorch sees"),

@@ -107,15 +107,15 @@ def _gamma(time_limit: int | None) -> float:
 
 
 def _fit_minibatches(config: Config) -> list[str]:
-    """Take the whole rollout where minibatch_size exceeds it; an error where both sizes come from one source."""
+    """Lower a minibatch_size that exceeds the rollout; an error if one file or command line gave both sizes."""
     size, minibatch, steps = config.num_sequences, config.algorithm.minibatch_size, config.sequence_length
     what, notices = "sequences" if config.is_recurrent else "samples", []
     if minibatch > size:
         cut = f", cut into sequences of {steps}" if config.is_recurrent else ""
         found = f"a rollout has only {size} {what} (num_envs {config.env.num_envs} x num_steps "
         found += f"{config.ppo.num_steps}{cut})"
-        source = config.given.get("minibatch_size")
-        if source is not None and source in (config.given.get("num_envs"), config.given.get("num_steps")):
+        sources = {config.given[name] for name in ("num_envs", "num_steps") if name in config.given}
+        if sources == {config.given.get("minibatch_size")}:
             raise UsageError(f"minibatch_size is {minibatch}, but {found}: lower minibatch_size or raise num_steps.")
         notices.append(f"minibatch_size is {minibatch}, but {found}: all of them are one minibatch.")
         config.algorithm.minibatch_size = size

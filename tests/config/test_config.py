@@ -151,7 +151,7 @@ def test_bad_files_are_named(tmp_path: Path, text: str, message: str) -> None:
 
 def test_a_missing_file_offers_its_neighbour(tmp_path: Path) -> None:
     near = write(tmp_path, "")
-    with pytest.raises(UsageError, match=f"does not exist. Did you mean {near}"):
+    with pytest.raises(UsageError, match=f"does not exist, nor a preset of this name. Did you mean {near}"):
         load_config(tmp_path / "som.yaml")
 
 
@@ -201,13 +201,16 @@ def test_options_say_what_a_resume_may_change() -> None:
     sections = {name: {o.name for o in options_of(name, cls)} for name, cls in SECTIONS.items()}
     weights_and_states = {"algorithm", "env", "env_kwargs", "num_envs", "seed", "normalize_obs"}
     assert by_rule["fixed"] == weights_and_states | sections["policy"]
-    assert by_rule["free"] == {"total_timesteps", "name", "runs_dir"} | sections["checkpoint"] | sections["track"]
+    assert (
+        by_rule["free"]
+        == {"total_timesteps", "name", "preset", "runs_dir"} | sections["checkpoint"] | sections["track"]
+    )
 
 
 def test_options_say_whether_they_matter_for_a_comparison() -> None:
     left_out = {o.name for o in all_options().values() if not o.compared}
     sections = {name: {o.name for o in options_of(name, cls)} for name, cls in SECTIONS.items()}
-    where = {"name", "seed", "runs_dir", "device", "num_threads"}
+    where = {"name", "preset", "seed", "runs_dir", "device", "num_threads"}
     assert left_out == where | sections["checkpoint"] | sections["evaluation"] | sections["track"]
     assert compared_options({"seed": 1, "gamma": 0.9, "of_another_version": 2}) == {
         "gamma": 0.9,

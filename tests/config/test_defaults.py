@@ -87,7 +87,7 @@ def test_a_preset_and_a_flag_do_not_contradict_each_other() -> None:
     ("options", "message"),
     [
         ({"gradient_accumulation": 33}, "an epoch has only 32 minibatches"),
-        ({"algorithm": "DQN", "learning_starts": 200_000}, "never has more than 50000"),
+        ({"algorithm": "DQN", "learning_starts": 200_000}, "never has more than 49984"),
         ({"algorithm": "DQN", "rnn": "gru"}, "DQN has no recurrent policy"),
         ({"algorithm": "DQN", "buffer_size": 1001, "learning_starts": 1001, "return_steps": 1}, "more than 1000"),
         ({"algorithm": "DQN", "buffer_size": 800, "learning_starts": 800, "return_steps": 3}, "more than 784"),
