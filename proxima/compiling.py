@@ -2,8 +2,11 @@
 
 import contextlib
 import gc
+import hashlib
 import logging
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,6 +23,24 @@ def report_failure(what: str, error: Exception) -> None:
 def is_toolchain_failure(error: Exception) -> bool:
     """Whether every other compilation will fail as well: no C++ compiler, or no disk space for its output."""
     return isinstance(error, OSError) or type(error).__name__ in ("InvalidCxxCompiler", "CppCompileError")
+
+
+def compiled_note(*settings: Any) -> Path:
+    """The file that notes, in the compiler's own cache, that code for these settings has been compiled before."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # takes a second to import
+
+    digest = hashlib.sha256(repr((torch.__version__, torch.backends.cpu.get_cpu_capability(), settings)).encode())
+    for room in ("algo", "data", "nets"):
+        for path in sorted((Path(__file__).parent / room).glob("*.py")):
+            digest.update(path.read_bytes())
+    return Path(cache_dir()) / "proxima" / f"{digest.hexdigest()[:32]}.compiled"
+
+
+def write_note(path: Path) -> None:
+    """Write the file of `compiled_note`; a folder that cannot be written only costs the knowledge."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
 
 
 @contextlib.contextmanager

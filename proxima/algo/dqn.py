@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from proxima.nets.q_network import QNetwork
 
 Tensors = dict[str, Tensor]
-_COMPILE_PAYS_AFTER = 20_000  # optimizer steps
 # Limits of what is gathered at a time: minibatches, and bytes of observations.
 _MOST_MINIBATCHES, _CPU_BYTES, _GPU_BYTES = 64, 2**24, 2**28
 
@@ -44,13 +43,12 @@ class DQNLearner(Learner):
     policy: "QNetwork"
 
     def __init__(self, policy: "QNetwork", config: Config, *, device: torch.device, seed: int):
-        steps, wish = config.run.total_timesteps // config.dqn.train_freq, config.run.compile
         super().__init__(
             policy,
             config,
             device=device,
             seed=seed,
-            compiled=wish == "on" or (wish == "auto" and steps >= _COMPILE_PAYS_AFTER),
+            num_updates=config.run.total_timesteps // config.dqn.train_freq,
             gather_outside="always" if policy.image_keys else "if few",
         )
         self.dqn, self.algorithm = config.dqn, config.algorithm

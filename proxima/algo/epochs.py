@@ -36,10 +36,13 @@ class Epochs:
         num_metrics: int,
         device: torch.device,
         compiled: bool,
+        note: Callable[[], None] = lambda: None,
         gather_outside: str = "never",
         build_apart: bool = False,
     ):
-        """`gather_outside` and `build_apart` are about compilation on a CPU.
+        """`note` is called once after the first compilation.
+
+        `gather_outside` and `build_apart` are about compilation on a CPU.
 
         With `gather_outside` "always", minibatches are built by `take`, outside of compiled code, which is slow at
         gathering images; with "if few", only for single steps and for large networks. `build_apart` compiles kernels
@@ -48,7 +51,7 @@ class Epochs:
         self.compiled = compiled
         """Whether it is, or will be, compiled; may be set to False."""
         self._step, self._gather, self._take = step, gather, take
-        self._num_metrics, self._device = num_metrics, device
+        self._num_metrics, self._device, self._note = num_metrics, device, note
         self._gather_outside, self._build_apart = gather_outside, build_apart
         self._native: dict[str, Callable[..., Any]] = {}
         self._graphs: dict[tuple[torch.Size, ...], GraphedEpoch] = {}
@@ -72,6 +75,8 @@ class Epochs:
             report_failure("learner", error)
             self.compiled = False
             return self._eager(state, learning_rate, data, order)
+        if not self._worked:
+            self._note()
         self._worked.add(order.shape)
         return result
 

@@ -10,19 +10,12 @@ from proxima.algo.learner import Learner, Weights
 from proxima.algo.losses import LossTerms, explained_variance, ppo_loss
 from proxima.algo.normalize import RewardNormalizer
 from proxima.algo.schedules import adapted
-from proxima.compiling import report_failure
 from proxima.config import Config
 from proxima.data.batch import Batch, Inputs, Minibatch, Rows, SequenceLayout, minibatch_indices
 from proxima.data.rollout import Rollout
-from proxima.errors import UsageError
 
 if TYPE_CHECKING:
     from proxima.nets.policy import Policy
-
-# Minibatches. Compilation takes 10 to 20 seconds (more if recurrent) and saves 1 ms per minibatch, more on a GPU.
-_COMPILE_PAYS_AFTER = 20_000
-# Compiled recurrent steps are unrolled: to compile more than this takes many minutes.
-_LONGEST_UNROLLED = 128
 
 
 class PPOLearner(Learner):
@@ -34,12 +27,13 @@ class PPOLearner(Learner):
         self, policy: "Policy", config: Config, *, device: torch.device, seed: int, num_iterations: int | None = None
     ):
         """`num_iterations` of the run; given because held actions can make them fewer than `config.num_iterations`."""
+        iterations = config.num_iterations if num_iterations is None else num_iterations
         super().__init__(
             policy,
             config,
             device=device,
             seed=seed,
-            compiled=_wants_compile(config, config.num_iterations if num_iterations is None else num_iterations),
+            num_updates=iterations * config.ppo.update_epochs * config.num_minibatches,
             gather_outside="always" if policy.image_keys else "never",
             # Together with its kernels, the code that calls many unrolled steps takes minutes to compile.
             build_apart=config.sequence_length > 1,
@@ -185,15 +179,3 @@ class PPOLearner(Learner):
         """Load what `state_dict` returned."""
         self.reward_normalizer.load_state_dict(state["reward_normalizer"])
         return super().load_state_dict(state)
-
-
-def _wants_compile(config: Config, num_iterations: int) -> bool:
-    wish, length = config.run.compile, config.sequence_length
-    if length > _LONGEST_UNROLLED:
-        if wish == "on":
-            why = f"bptt_length is {length}, and above {_LONGEST_UNROLLED} it would take minutes"
-            report_failure("learner", UsageError(why))
-        return False
-    steps = num_iterations * config.ppo.update_epochs * config.num_minibatches
-    pays = _COMPILE_PAYS_AFTER if length == 1 else 2 * _COMPILE_PAYS_AFTER
-    return wish == "on" or (wish == "auto" and steps >= pays)

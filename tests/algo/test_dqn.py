@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from proxima.algo.dqn import DQNLearner
-from proxima.config import load_config
+from proxima.config import Config, load_config
 from proxima.data.replay import Replay
 from proxima.data.rollout import Rollout
 from proxima.errors import NonFiniteError
@@ -27,13 +27,9 @@ DQN = {
 STEPS, ENVS = 16, 4
 
 
-def configured(**options: Any) -> Any:
-    """The parts of a config that the learner reads."""
-    dqn = {name: options.pop(name, default) for name, default in DQN.items()}
-    algorithm = {"gamma": 0.9, "smdp": True, "minibatch_size": options.pop("minibatch_size", 8)}
-    config = load_config(None, {"compile": "off", "hidden_sizes": [16], "normalize_obs": False} | options)
-    sections = {name: getattr(config, name) for name in ("run", "policy", "normalize", "optimizer")}
-    return SimpleNamespace(**sections, dqn=SimpleNamespace(**dqn), algorithm=SimpleNamespace(**algorithm))
+def configured(**options: Any) -> Config:
+    defaults = {"compile": "off", "hidden_sizes": [16], "normalize_obs": False, "gamma": 0.9, "minibatch_size": 8}
+    return load_config(None, {"algorithm": "DQN", "lr_schedule": "constant", **DQN, **defaults, **options})
 
 
 def make(seed: int = 0, **options: Any) -> tuple[DQNLearner, Replay, QNetwork]:
