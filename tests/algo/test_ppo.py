@@ -267,6 +267,7 @@ def test_compiled_agrees_with_eager(kind: str) -> None:
     assert one["policy_loss"] == pytest.approx(two["policy_loss"], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_number_that_changes_between_two_calls_of_a_compiled_step_is_not_frozen() -> None:
     """An option that a callback anneals, or a loss with state of its own."""
     changes = {"entropy_coef": 0.5, "clip_range": 0.01}
