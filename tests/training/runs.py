@@ -40,10 +40,10 @@ def flags(options: dict[str, Any]) -> list[str]:
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    """A process of its own."""
+    """A process of its own; without presets, as tests in this process are (`conftest.py`)."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, *arguments],
+        [sys.executable, "-c", SCRIPT, *arguments, "--preset", "none"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -132,9 +132,10 @@ def test_a_rollout_of_eight_envs_and_1024_steps_keeps_58_megabytes_of_frames() -
     "options",
     [
         {"algorithm": "DQN", "learning_rate": 1e-3, "minibatch_size": 64, "buffer_size": 20_000, "return_steps": 3}
-        | {"learning_starts": 500, "target_update_every": 500, "exploration_fraction": 0.4, "max_grad_norm": 10.0},
+        | {"learning_starts": 500, "target_update_every": 500, "exploration_fraction": 0.4, "max_grad_norm": 10.0}
+        | {"lr_schedule": "constant"},
         {"num_envs": 16, "num_steps": 32, "minibatch_size": 128, "update_epochs": 4, "learning_rate": 2e-3}
-        | {"lr_schedule": "linear", "normalize_reward": False},
+        | {"lr_schedule": "linear", "normalize_reward": False, "clip_range": 0.2},
     ],
     ids=["dqn", "ppo"],
 )
