@@ -28,11 +28,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy / "built"
 
 
-def test_the_index_page_has_authors_addresses_classifiers_and_pictures(built: Path) -> None:
+def test_the_wheel_has_presets_authors_addresses_classifiers_and_pictures(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as files:
         (name,) = [name for name in files.namelist() if name.endswith("/METADATA")]
         metadata = Parser().parsestr(files.read(name).decode())
+        assert "proxima/presets/halfcheetah.yaml" in files.namelist()
     assert metadata["Author"] and len(metadata.get_all("Project-URL", [])) >= 2
     assert "Typing :: Typed" in metadata.get_all("Classifier", [])
     targets = re.findall(r"\]\(([^)]+)\)", metadata.get_payload())
