@@ -387,7 +387,8 @@ def _presets(arguments: argparse.Namespace) -> int:
             print(f"{name:<{width}}  {preset.algorithm}  {', '.join(preset.envs) or '(by name)'}: {preset.reaches}")
         return 0
     if arguments.name not in presets:
-        raise UsageError(f"there is no preset {arguments.name!r}; `proxima presets` lists them.")
+        what = "give its name" if arguments.name is None else f"there is no preset {arguments.name!r}"
+        raise UsageError(f"{what}; `proxima presets` lists them.")
     print(presets[arguments.name].text, end="")
     return 0
 

@@ -76,11 +76,12 @@ class Learner(ABC):
                 why = f"bptt_length is {length}, and above {_LONGEST_UNROLLED} it would take minutes"
                 report_failure("learner", UsageError(why))
             return False
-        if wish != "auto" or length > 1:  # tracing of unrolled layers takes most of the time, cached or not
-            return wish == "on" or (wish == "auto" and num_updates >= 2 * _COMPILATION_PAYS_AFTER)
-        if num_updates >= _COMPILATION_PAYS_AFTER or num_updates < _CACHED_COMPILATION_PAYS_AFTER:
-            return num_updates >= _COMPILATION_PAYS_AFTER
-        return self.device.type == "cpu" and self._compiled_note().exists()
+        if wish != "auto":
+            return wish == "on"
+        if length > 1:  # tracing of unrolled layers takes most of the time, cached or not
+            return num_updates >= 2 * _COMPILATION_PAYS_AFTER
+        may_be_cached = self.device.type == "cpu" and num_updates >= _CACHED_COMPILATION_PAYS_AFTER
+        return num_updates >= _COMPILATION_PAYS_AFTER or (may_be_cached and self._compiled_note().exists())
 
     def _compiled_note(self) -> Path:
         sections = self.config.to_dict()

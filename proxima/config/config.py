@@ -296,6 +296,7 @@ def _assign(config: Config, values: Mapping[str, Any], *, source: str) -> None:
             setattr(getattr(config, all_options()[name].section), name, value)
             config.given[name] = source
     if keywords:
+        config.given["env_kwargs"] = source
         kept = {name: value for name, value in config.env.env_kwargs.items() if name not in keywords}
         config.env.env_kwargs = kept | {name: value for name, value in keywords.items() if value is not None}
 

@@ -229,9 +229,9 @@ class Trainer:
 
     def _settings(self) -> str:
         """The preset in use, or the defaults that were chosen to suit the env."""
-        name, chosen = self.config.run.preset, self.parts.defaults
-        if name != "none":
-            return f"Preset {name} ({all_presets()[name].reaches}); --preset none for plain defaults."
+        preset, chosen = all_presets().get(self.config.run.preset), self.parts.defaults
+        if preset is not None:
+            return f"Preset {preset.name} ({preset.reaches}); --preset none for plain defaults."
         values = ", ".join(f"{option} {shown(value)}" for option, value in chosen.items())
         return f"Defaults for {self.parts.traits}: {values}." if values else ""
 

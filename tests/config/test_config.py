@@ -223,6 +223,7 @@ def test_a_keyword_of_an_env_can_be_given_like_an_option(tmp_path: Path) -> None
     assert config.env.env_kwargs == {"world": 1, "rom": "a.nes"}
     assert load_config(None, {"rom": "b.nes"}, base=config).env.env_kwargs == {"world": 1, "rom": "b.nes"}
     assert load_config(None, {"rom": "none"}, base=config).env.env_kwargs == {"world": 1}
+    assert "env_kwargs" in load_config(None, {"rom": "b.nes"}).set_options()  # what --auto-resume passes on
 
 
 def test_a_config_from_when_rom_was_an_option_is_read() -> None:

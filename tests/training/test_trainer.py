@@ -13,7 +13,7 @@ import yaml
 
 from proxima import load_policy, train
 from proxima.algorithms import ALGORITHMS, find_attribute
-from proxima.config import SECTIONS, all_options, all_presets, load_config
+from proxima.config import SECTIONS, Config, all_options, all_presets, load_config
 from proxima.envs.games.mario.rom import find_rom
 from proxima.envs.make import list_envs
 from proxima.errors import EnvFailure, UsageError
@@ -78,6 +78,12 @@ def test_only_the_newest_checkpoints_are_kept_and_the_optimizer_can_be_left_out(
     assert len(folders) == 2 and {p.name for p in folders[-1].iterdir()} == {"agent.pt", "metadata.yaml"}
     with pytest.raises(UsageError, match=r"has no training_state.pt"):
         train(resume_from=result.run_dir, total_timesteps=2000)
+
+
+def test_a_config_made_in_python_trains() -> None:
+    config = Config()
+    config.env.env, config.run.total_timesteps, config.track.tensorboard = "CartPole-v1", 1, False
+    assert Trainer(config).run().global_step == config.rollout_size
 
 
 @pytest.mark.slow
