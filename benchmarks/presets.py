@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -53,6 +54,7 @@ def main() -> int:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--jobs", type=int, default=1, help="runs in parallel")
+    parser.add_argument("--options", default="", help="further options of train, recorded with the command")
     parser.add_argument("--report", action="store_true", help="only write the page from the records")
     arguments = parser.parse_args()
     if not arguments.report:
@@ -60,7 +62,8 @@ def main() -> int:
         missing = [job for job in wanted if not record_path(*job).exists()]
         with tempfile.TemporaryDirectory() as folder:
             site = install_wheel(Path(folder))
-            run_all(missing, arguments.jobs, lambda job, cores: run(*job, cores, site))
+            commit, extra = git_commit(), shlex.split(arguments.options)
+            run_all(missing, arguments.jobs, lambda job, cores: run(*job, cores, str(site), commit, extra))
     report()
     return 0
 
@@ -78,9 +81,9 @@ def install_wheel(folder: Path) -> Path:
     return folder / "site"
 
 
-def run(task: str, seed: int, cores: list[int], site: Path) -> None:
+def run(task: str, seed: int, cores: list[int], site: str, commit: str, extra: list[str]) -> None:
     print(f"{time.strftime('%H:%M:%S')} {task} seed {seed} on cores {cores}", flush=True)
-    environment = {**os.environ, "PYTHONPATH": str(site)}
+    environment = {**os.environ, "PYTHONPATH": site}
 
     def proxima(*arguments: str, cwd: str) -> str:
         command = [sys.executable, "-m", "proxima", *arguments]
@@ -96,7 +99,7 @@ def run(task: str, seed: int, cores: list[int], site: Path) -> None:
             raise SystemExit(f"{task} seed {seed} failed:\n{done.stderr[-2000:]}")
         return done.stdout
 
-    options = ["--env", task, "--total-timesteps", str(TASKS[task][0]), "--seed", str(seed)]
+    options = ["--env", task, "--total-timesteps", str(TASKS[task][0]), "--seed", str(seed), *extra]
     with tempfile.TemporaryDirectory() as empty:
         started = time.time()
         proxima("train", *options, "--progress", "False", "--name", "run", cwd=empty)
@@ -108,7 +111,7 @@ def run(task: str, seed: int, cores: list[int], site: Path) -> None:
         "task": task,
         "seed": seed,
         "command": "proxima train " + " ".join(options),
-        "commit": git_commit(),
+        "commit": commit,
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{platform.machine()}, {len(cores)} core(s) of {os.cpu_count()}",
         "steps": rows[-1]["global_step"],
