@@ -19,6 +19,7 @@ class AlgorithmEntry:
 
 ALGORITHMS = {
     "PPO": AlgorithmEntry("proxima.training.ppo:PPO", "proxima.nets.actor_critic:ActorCritic", "ppo"),
+    "PPO+muscle": AlgorithmEntry("proxima.training.muscle:PPOMuscle", "proxima.nets.actor_critic:ActorCritic", "ppo"),
     "DQN": AlgorithmEntry("proxima.training.dqn:DQN", "proxima.nets.q_network:QNetwork", "dqn"),
 }
 

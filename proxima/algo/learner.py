@@ -85,8 +85,8 @@ class Learner(ABC):
 
     def _compiled_note(self) -> Path:
         sections = self.config.to_dict()
-        known = {name: sections[name] for name in ("policy", "algorithm", "ppo", "dqn", "optimizer", "normalize")}
-        return compiled_note(type(self).__name__, self.device.type, self.config.env.num_envs, self.policy.spec, known)
+        known = {name: sections[name] for name in ("policy", "algorithm", "ppo", "dqn", "muscle", "optimizer", "normalize")}
+        return compiled_note(type(self).__name__, self.device.type, self.config.env.num_envs, getattr(self.policy, "spec", self.policy), known)
 
     # Defined by subclasses -------------------------------------------------------------------------------------------
 

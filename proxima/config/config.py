@@ -15,6 +15,7 @@ import yaml
 
 from proxima.algorithms import ALGORITHMS
 from proxima.config import sections
+from proxima.config.env_file import MUSCLE_ENV, env_file_options
 from proxima.config.options import Option, nearest, options_of, shown
 from proxima.config.presets import ABOUT, all_presets, packaged_file, preset_for
 from proxima.config.yaml_files import read_yaml
@@ -34,6 +35,7 @@ class Config:
     algorithm: sections.AlgorithmOptions = field(default_factory=sections.AlgorithmOptions)
     ppo: sections.PPOOptions = field(default_factory=sections.PPOOptions)
     dqn: sections.DQNOptions = field(default_factory=sections.DQNOptions)
+    muscle: sections.MuscleOptions = field(default_factory=sections.MuscleOptions)
     optimizer: sections.OptimizerOptions = field(default_factory=sections.OptimizerOptions)
     normalize: sections.NormalizeOptions = field(default_factory=sections.NormalizeOptions)
     checkpoint: sections.CheckpointOptions = field(default_factory=sections.CheckpointOptions)
@@ -129,7 +131,7 @@ class Config:
 
     def _validate_ppo(self) -> list[str]:
         given = (self.policy.rnn_size, self.ppo.bptt_length)
-        notices = self._unused("dqn")
+        notices = self._unused("dqn") + ([] if self.algorithm.algorithm == "PPO+muscle" else self._unused("muscle"))
         if not self.is_recurrent and given != (sections.PolicyOptions.rnn_size, sections.PPOOptions.bptt_length):
             notices.append("rnn_size and bptt_length have no effect with rnn none: set rnn to gru or lstm.")
         return notices
@@ -151,7 +153,7 @@ class Config:
                 f"gradient_accumulation is {optimizer.gradient_accumulation} and precision {optimizer.precision}, but "
                 "DQN supports neither accumulation nor fp16: use 1 and fp32 or bf16."
             )
-        notices = self._unused("ppo")
+        notices = self._unused("ppo") + self._unused("muscle")
         if dqn.learning_starts >= self.run.total_timesteps:
             notices.append(
                 f"Nothing will be learned: learning_starts is {dqn.learning_starts:,}, and the run has only "
@@ -241,10 +243,15 @@ def load_config(
         raise UsageError("preset is for a new run: a resume has the options of its checkpoint; give single options.")
     else:
         config, layers = base, {}
+    if env_file := (merged := {**next(iter(layers.values()), {}), **file, **flags}).get("env_file"):
+        if "env" in flags and flags["env"] != MUSCLE_ENV:
+            raise UsageError(f"env is {flags['env']} and env_file is {env_file}: give one of them.")
+        layers |= {env_file: env_file_options(env_file, merged.get("env_kwargs", {}))}
+        file, flags = ({k: v for k, v in values.items() if k != "env_kwargs"} for values in (file, flags))
     for source, values in {**layers, str(path): file, "flags": flags}.items():
         _assign(config, {name: value for name, value in values.items() if name != "preset"}, source=source)
     if base is None:
-        config.run.preset = next(iter(layers), "none")
+        config.run.preset = next((name for name in layers if name in all_presets()), "none")
     return config
 
 
@@ -253,6 +260,8 @@ def _preset_layer(values: Mapping[str, Any], *, wish: str) -> dict[str, dict[str
     name = values.get("preset", wish)
     env = values.get("env", sections.EnvOptions.env)
     algorithm = values.get("algorithm", sections.AlgorithmOptions.algorithm)
+    if "env_file" in values and wish in ("auto", "none") and name == wish:
+        name = _muscle_preset(values.get("muscle_batch_size"))
     preset = preset_for(env, algorithm) if name == "auto" else all_presets().get(name)
     if preset is None:
         if name in ("auto", "none"):
@@ -264,6 +273,11 @@ def _preset_layer(values: Mapping[str, Any], *, wish: str) -> dict[str, dict[str
     if options.get("rnn", "none") == "none" and values.get("rnn", "none") != "none":
         options.pop("minibatch_size", None)  # it counts samples there, sequences here
     return {preset.name: options}
+
+
+def _muscle_preset(batch_size: int | None) -> str:
+    """The preset of muscle control with this muscle_batch_size; the small one if there is none."""
+    return {64: "ppo_mini", 1024: "ppo_medium_pc", 4096: "ppo_large_pc"}.get(batch_size or 0, "ppo_small_pc")
 
 
 def config_from_dict(content: Mapping[str, Mapping[str, Any]], *, source: str) -> Config:

@@ -44,6 +44,9 @@ class EnvOptions:
 
     env: str = fixed("HalfCheetah-v5", aliases=["env_id"])
     """Gymnasium id; `proxima envs` lists them."""
+    env_file: str | None = bookkeeping(None)
+    """Muscle control: a file with the body and its task, XML or YAML, or the name of one that comes along: base_lonly,
+    A2, torque_legs, myolegs26. It sets env, env_kwargs, algorithm and name."""
     env_kwargs: dict[str, Any] = fixed({})
     """Keyword arguments of the env, for example '{forward_reward_weight: 2.0}'."""
     num_envs: int = fixed(8, aliases=["n_envs"], at_least=1, at_most=1_000_000)
@@ -124,7 +127,7 @@ class PolicyOptions:
 class AlgorithmOptions:
     """The algorithm, and the options that all algorithms share."""
 
-    algorithm: Literal["PPO", "DQN"] = fixed("PPO")
+    algorithm: Literal["PPO", "DQN", "PPO+muscle"] = fixed("PPO")
     """PPO, or DQN for Discrete actions; each has its own section of options."""
     gamma: float = option(0.99, at_least=0, at_most=1)
     """Discount factor per env step."""
@@ -186,6 +189,24 @@ class DQNOptions:
     """Fraction of total_timesteps over which epsilon decreases linearly."""
     iteration_steps: int = option(1_000, at_least=1)
     """Transitions per iteration, over all envs: metrics are written once per iteration."""
+
+
+@dataclass
+class MuscleOptions:
+    """The muscle network of algorithm PPO+muscle."""
+
+    muscle_num_epochs: int = option(10, at_least=1)
+    """Passes over each rollout's tuples."""
+    muscle_batch_size: int = option(512, at_least=1)
+    """Tuples per minibatch."""
+    muscle_learning_rate: float = option(1e-4, above=0)
+    """Learning rate, constant."""
+    muscle_activation_weight: float = option(0.01, at_least=0)
+    """Weight of the mean squared activation in the loss."""
+    muscle_output_weight: float = option(0.01, at_least=0)
+    """Weight of the mean squared output before tanh in the loss."""
+    muscle_warm_start: int = option(0, at_least=0)
+    """Updates on random states before training, each with as many tuples as a rollout has."""
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """The interface of every vector environment. `make.py` chooses between the back ends that implement it."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -8,6 +9,7 @@ from gymnasium import spaces
 from torch import Tensor, device
 
 from proxima.envs.action_hold import Hold, Holder
+from proxima.errors import UsageError
 
 Obs = dict[str, Tensor]
 """One tensor `[N, *shape]` per key, in the env's own dtype (float64 for MuJoCo, uint8 for images)."""
@@ -100,6 +102,10 @@ class VecEnv(ABC):
     def why_inexact(self) -> str | None:
         """Why a resume from `get_state` would not be exact; None if it is."""
         return None if isinstance(self, ExactState) else "its state cannot be saved"
+
+    def set_weights(self, name: str, weights: Mapping[str, Tensor]) -> None:
+        """Use these weights in the network `name` that is part of the env, such as a muscle network."""
+        raise UsageError(f"{type(self).__name__} has no network {name!r}.")
 
     def counters(self) -> dict[str, int]:
         """Cumulative counts for the metrics of every iteration, such as restarted workers."""

@@ -125,8 +125,11 @@ def make_env(
         refusal = "wrappers only run in sync and async mode" if wrappers else _batch_refusal(spec.id, env_kwargs)
         if refusal is None and spec.id in TENSOR_WORLDS:
             options |= {"device": device, "max_episode_steps": max_episode_steps or spec.max_episode_steps}
+            creator = load_env_creator(TENSOR_WORLDS[spec.id])
+            if getattr(creator, "has_threads", False):
+                options["num_threads"] = num_threads
             try:
-                world: VecEnv = load_env_creator(TENSOR_WORLDS[spec.id])(**(env_kwargs or {}), **options)
+                world: VecEnv = creator(**(env_kwargs or {}), **options)
             except TypeError as error:
                 raise UsageError(f"cannot build env {spec.id!r}: {error}") from error
             return world

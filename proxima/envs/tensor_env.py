@@ -13,11 +13,11 @@ from torch import Tensor
 from proxima.envs.catalog import TENSOR_WORLDS
 from proxima.envs.contract import Obs
 from proxima.envs.episodes import EpisodicVecEnv
+from proxima.envs.hashed_random import hash32, hashed_uniform
 from proxima.errors import UsageError
 
 World = dict[str, Tensor]
 """The complete state of the envs, one row per env."""
-_MASK = 2**32 - 1
 
 
 class TensorVecEnv(EpisodicVecEnv):
@@ -49,9 +49,7 @@ class TensorVecEnv(EpisodicVecEnv):
 
     def random(self, count: int) -> Tensor:
         """`[N, count]` float32, uniform in [0, 1): a hash of seed, episode, step and column."""
-        key = _hash(_hash(self._hashed_seeds + self._episode) + self.episode_length)
-        column = torch.arange(1, count + 1, device=self.device)
-        return (_hash(key[:, None] + 0x9E3779B9 * column) >> 8).float() * 2.0**-24
+        return hashed_uniform(self._hashed_seeds, self._episode, self.episode_length, count)
 
     def _seed(self, seed: int | None) -> None:
         """Without a seed, all seeds are 0: a world on tensors has no other source of randomness."""
@@ -61,7 +59,7 @@ class TensorVecEnv(EpisodicVecEnv):
 
     def _set_seeds(self, seeds: Tensor) -> None:
         self._seeds = seeds.to(self.device)
-        self._hashed_seeds = _hash(self._seeds)
+        self._hashed_seeds = hash32(self._seeds)
 
     def _start(self, started: Tensor) -> None:
         self._episode += started
@@ -129,15 +127,6 @@ def single(env_id: str, *, render_mode: str | None = None, **options: Any) -> Si
             "--record, --render and render_mode."
         )
     return SingleEnv(load_env_creator(TENSOR_WORLDS[env_id])(**options))
-
-
-def _hash(x: Tensor) -> Tensor:
-    """32-bit hash of an integer, in int64."""
-    for factor, shift in ((0x7FEB352D, 16), (0x846CA68B, 15)):
-        x = x & _MASK
-        x = (x ^ (x >> shift)) * factor
-    x = x & _MASK
-    return x ^ (x >> 16)
 
 
 def _where(mask: Tensor, yes: World, no: World) -> World:

@@ -171,6 +171,7 @@ def evaluate(
     world = make_env(env_id, num_envs=min(episodes, MOST_ENVS), env_kwargs=kwargs, max_episode_steps=limit)
     world.hold = saved.hold
     try:
+        saved.hand_networks(world)
         policy.spec.check_fit(Spec.from_spaces(world.observation_space, world.action_space), env_id)
         start = time.perf_counter()
         with process_settings_kept():

@@ -18,8 +18,10 @@ from proxima.nets.policy import Policy, make_policy
 from proxima.nets.spec import Spec
 from proxima.runs import checkpoint
 from proxima.runs.checkpoint import Checkpoint
+from proxima.runs.layout import AGENT
 
 _TRIES = 10
+_NETWORKS = ("muscle",)
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,13 @@ class Restored:
     config: Config
     hold: Hold
     """For how many env steps each action was held in training when the checkpoint was written."""
+    networks: dict[str, dict[str, Tensor]]
+    """Weights of the networks that are part of the env, by name."""
+
+    def hand_networks(self, env: Any) -> None:
+        """Give the env the networks that belong to it."""
+        for name, weights in self.networks.items():
+            env.set_weights(name, weights)
 
 
 def restore_policy(path: str | Path) -> Restored:
@@ -68,26 +77,35 @@ def _restore(folder: Path) -> Restored:
     policy.load_state_dict(state)
     policy.eval()
     _check_action(policy)
-    return Restored(saved, policy, config, Hold(**saved.hold))
+    networks = {name: _weights(saved, name) for name in _NETWORKS if saved.has(f"{name}.pt")}
+    return Restored(saved, policy, config, Hold(**saved.hold), networks)
 
 
-def check_weights(state: Any, expected: dict[str, Any]) -> None:
+def _weights(saved: Checkpoint, name: str) -> dict[str, Tensor]:
+    """The weights of a network that is part of the env; the env checks whether they fit it."""
+    state = saved.state(f"{name}.pt")
+    if not isinstance(state, dict) or not all(isinstance(x, Tensor) for x in state.values()):
+        raise ValueError(f"{name}.pt does not hold weights by name")
+    return state
+
+
+def check_weights(state: Any, expected: dict[str, Any], *, file_name: str = AGENT) -> None:
     """Raise a ValueError unless the weights have the expected names, shapes and dtypes, and are finite."""
     for name in expected.keys() ^ state.keys():
-        raise ValueError(f"agent.pt {'lacks' if name in expected else 'has an unknown'} {name!r}")
+        raise ValueError(f"{file_name} {'lacks' if name in expected else 'has an unknown'} {name!r}")
     for name, want in expected.items():
         found = state[name]
         if not isinstance(found, Tensor) or found.layout != torch.strided or found.device.type != "cpu":
-            raise ValueError(f"{name!r} in agent.pt is not a plain tensor")
+            raise ValueError(f"{name!r} in {file_name} is not a plain tensor")
         if (found.shape, found.dtype) != (want.shape, want.dtype):
             raise ValueError(
-                f"{name!r} in agent.pt is {found.dtype} {list(found.shape)}, but the policy's is {want.dtype} "
+                f"{name!r} in {file_name} is {found.dtype} {list(found.shape)}, but the policy's is {want.dtype} "
                 f"{list(want.shape)}"
             )
         if found.untyped_storage().nbytes() < found.numel() * found.element_size():
-            raise ValueError(f"{name!r} in agent.pt repeats its numbers")
+            raise ValueError(f"{name!r} in {file_name} repeats its numbers")
         if found.is_floating_point() and not bool(found.isfinite().all()):
-            raise ValueError(f"{name!r} in agent.pt has weights that are NaN or infinite")
+            raise ValueError(f"{name!r} in {file_name} has weights that are NaN or infinite")
 
 
 @torch.no_grad()

@@ -48,6 +48,7 @@ def record(
     length: int | None = None,
     hold: Hold | None = None,
     on_reset: Callable[[], None] | None = None,
+    prepare: Callable[[Any], None] | None = None,
 ) -> Path:
     """Record one env under a policy into an MP4, without a display.
 
@@ -63,6 +64,7 @@ def record(
             steps. There is one frame per env step and one per reset.
         hold: For how many env steps each action is held, such as `LoadedPolicy.hold`.
         on_reset: Called where an episode begins; `LoadedPolicy.reset` for a recurrent policy.
+        prepare: Called once with the env itself, without its wrappers.
 
     Raises:
         UsageError: the env cannot be rendered; one line says what is missing.
@@ -74,6 +76,8 @@ def record(
     """
     _check(seed=seed, length=length)
     with _opened(env_id, "rgb_array", env_kwargs, max_episode_steps) as env, offscreen(mujoco=is_mujoco(env)):
+        if prepare is not None:
+            prepare(env.unwrapped)
         steps = _play(env, act, seed=seed, length=length, hold=hold, on_reset=on_reset)
         write_mp4(path, (_frame(env) for _ in steps), fps=frame_rate(env))
     return Path(path)
@@ -89,6 +93,7 @@ def watch(
     length: int | None = None,
     hold: Hold | None = None,
     on_reset: Callable[[], None] | None = None,
+    prepare: Callable[[Any], None] | None = None,
 ) -> None:
     """Show one env under a policy in a window, in real time, until the end or until the window is closed.
 
@@ -100,6 +105,8 @@ def watch(
     _check(seed=seed, length=length)
     require_display()
     with _opened(env_id, "human", env_kwargs, max_episode_steps) as env:
+        if prepare is not None:
+            prepare(env.unwrapped)
         period, due = 1.0 / frame_rate(env), time.monotonic()
         steps = _play(env, act, seed=seed, length=length, hold=hold, on_reset=on_reset)
         with _explained(env, "no window can be opened"):
@@ -128,7 +135,7 @@ def show_checkpoint(
     policy = LoadedPolicy(saved.policy, seed=seed, hold=saved.hold)
     act = functools.partial(policy.act, deterministic=deterministic)
     options: dict[str, Any] = {"env_kwargs": kwargs, "max_episode_steps": limit, "seed": seed, "length": length}
-    options |= {"hold": saved.hold, "on_reset": policy.reset}
+    options |= {"hold": saved.hold, "on_reset": policy.reset, "prepare": saved.hand_networks}
     if window:
         watch(act, env_id, **options)
         return None

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch import nn
 
 from proxima.algo.learner import Learner
 from proxima.algo.schedules import scheduled
@@ -35,6 +36,8 @@ class Algorithm(ABC):
     def __init__(self, parts: Parts):
         self.parts, self.config = parts, parts.config
         self.policy = build_policy(parts.spec, parts.config, parts.device)
+        self.networks: dict[str, nn.Module] = {}
+        """Networks besides the policy, by name: each is a file `NAME.pt` of every checkpoint, and handed to the envs."""
         self._seconds: dict[str, float] = {}
 
     def make_source(self, num_steps: int, **options: Any) -> Collector:
@@ -51,6 +54,13 @@ class Algorithm(ABC):
             flat=self.learner.flat if parts.compiles_actor else None,
             **options,
         )
+
+    def begin(self) -> None:
+        """Called once before the first iteration of a run, but not of a resumed one."""
+
+    def text(self) -> str:
+        """A line about the run for its start; may be empty."""
+        return ""
 
     @abstractmethod
     def iterate(self) -> dict[str, float]:

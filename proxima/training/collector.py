@@ -230,6 +230,10 @@ class Collector:
         if self.hold_schedule is not None:
             self.env.hold = self.hold_schedule.at(progress)
 
+    def set_weights(self, name: str, weights: dict[str, Tensor]) -> None:
+        """Hand the weights of a network that is part of the env to the envs."""
+        self.env.set_weights(name, weights)
+
     def metrics(self, progress: float) -> dict[str, float]:
         """Episode statistics, counters of the envs, and the hold."""
         held = self.hold_schedule.metrics(progress, policy_steps=self.policy_steps) if self.hold_schedule else {}

@@ -3,10 +3,12 @@
 import copy
 import logging
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from proxima.config import Config
 from proxima.envs.action_hold import Hold
@@ -25,8 +27,9 @@ log = logging.getLogger("proxima")
 class Examiner:
     """Evaluates the policy every `eval_every` env steps and records a video every `record_every`."""
 
-    def __init__(self, config: Config, policy: Policy, *, step: int):
-        self.config, self.policy = config, policy
+    def __init__(self, config: Config, policy: Policy, networks: Mapping[str, nn.Module], *, step: int):
+        """`networks` besides the policy, by name, which the envs are given."""
+        self.config, self.policy, self.networks = config, policy, networks
         self.metrics: dict[str, float] = {}
         """Of this iteration: NaN if it was not evaluated, empty if evaluation is off."""
         self.best = -math.inf
@@ -74,6 +77,7 @@ class Examiner:
                 max_episode_steps=env.max_episode_steps,
             )
         self._env.hold = hold
+        self._hand_networks(self._env)
         # A copy on the CPU, where the envs are; the original is not touched.
         policy = copy.deepcopy(self.policy).cpu()
         episodes = run_episodes(
@@ -102,7 +106,12 @@ class Examiner:
             length=self.config.evaluation.video_length,
             hold=hold,
             on_reset=policy.reset,
+            prepare=self._hand_networks,
         )
+
+    def _hand_networks(self, env: Any) -> None:
+        for name, net in self.networks.items():
+            env.set_weights(name, net.state_dict())
 
     def get_state(self) -> dict[str, Any]:
         """The state for a resume."""

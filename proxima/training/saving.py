@@ -35,6 +35,7 @@ def snapshot(trainer: "Trainer") -> Boundary | None:
     if not config.checkpoint.save_checkpoint:
         return None
     files: dict[str, Any] = {AGENT: copies(trainer.policy.state_dict())}
+    files |= {f"{name}.pt": copies(net.state_dict()) for name, net in trainer.algorithm.networks.items()}
     if config.checkpoint.save_optimizer:
         own, state = trainer.algorithm.get_state()
         state |= {"iteration": trainer.iteration, "examiner": trainer.examiner.get_state()}
@@ -65,6 +66,10 @@ def restore(trainer: "Trainer", path: Path) -> None:
     config, algorithm, source = trainer.config, trainer.algorithm, trainer.source
     check_weights(weights, trainer.policy.state_dict())
     trainer.policy.load_state_dict(weights)
+    for name, net in algorithm.networks.items():
+        own = saved.state(f"{name}.pt")
+        check_weights(own, net.state_dict(), file_name=f"{name}.pt")
+        net.load_state_dict(own)
     trainer.iteration = state["iteration"]
     trainer.examiner.set_state(state["examiner"])
     seed = stream_seed(config.run.seed + trainer.iteration, "resumed envs") % 2**31

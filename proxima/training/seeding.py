@@ -2,7 +2,7 @@
 
 import numpy as np
 
-_STREAMS = ("networks", "actions", "minibatches", "resumed envs", "evaluation")
+_STREAMS = ("networks", "actions", "minibatches", "resumed envs", "evaluation", "muscle network", "muscle minibatches", "warm start")
 
 
 def stream_seed(seed: int, stream: str) -> int:

@@ -72,7 +72,7 @@ class Trainer:
         algorithm: type[Algorithm] = find_attribute(ALGORITHMS[config.algorithm.algorithm].algorithm)
         self.algorithm = algorithm(self.parts)
         self.policy, self.source = self.algorithm.policy, self.algorithm.source
-        self.examiner = Examiner(config, self.policy, step=0)
+        self.examiner = Examiner(config, self.policy, self.algorithm.networks, step=0)
         self.iteration = 0
         self.lineage: list[str] = []
         if config.checkpoint.save_checkpoint and config.checkpoint.save_optimizer:
@@ -96,6 +96,8 @@ class Trainer:
             tracker = self._start()
             try:
                 signals.hear()
+                if not self.iteration:
+                    self.algorithm.begin()
                 clock, due = Clock(self), saving.Due(self.config, self.source.global_step)
                 while self.source.global_step < self.config.run.total_timesteps:
                     metrics = self.iterate()
@@ -217,6 +219,8 @@ class Trainer:
             self._say(settings)
         for notice in self.notices:
             log.warning(notice)
+        if about := self.algorithm.text():
+            self._say(about)
         parameters = sum(p.numel() for p in self.policy.parameters())
         self._say(
             f"{self.config.env.env} on {self.source.text()}{parameters:,} parameters, {self.parts.device}, "

@@ -1,0 +1,74 @@
+"""PPO together with a muscle network: the iteration of hierarchical muscle control."""
+
+from typing import Any
+
+import torch
+
+from proxima.algo.regression import MuscleLearner, Tuples
+from proxima.envs.muscle.env import MUSCLE, MuscleVecEnv
+from proxima.errors import UsageError
+from proxima.nets.muscle_net import MuscleNet
+from proxima.training.algorithm import Read
+from proxima.training.ppo import PPO
+from proxima.training.seeding import stream_seed
+from proxima.training.setup import Parts
+
+
+class PPOMuscle(PPO):
+    """PPO's iteration, then the muscle network's update on the same rollout; its new weights act in the next one."""
+
+    phases = (*PPO.phases, MUSCLE)
+
+    def __init__(self, parts: Parts):
+        super().__init__(parts)
+        config, env = parts.config, parts.env
+        if not isinstance(env, MuscleVecEnv):
+            raise UsageError(f"algorithm PPO+muscle needs an env with muscles, not {config.env.env}: give env_file.")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(stream_seed(config.run.seed, "muscle network"))
+            self.muscle_net = MuscleNet(**env.network_shape(MUSCLE)).to(parts.device)
+        self.networks[MUSCLE] = self.muscle_net
+        iterations = max(1, round(parts.num_policy_steps / config.rollout_size))
+        seed = stream_seed(config.run.seed, "muscle minibatches")
+        options = {"device": parts.device, "seed": seed, "num_iterations": iterations}
+        self.muscle = MuscleLearner(self.muscle_net, config, **options)
+        self.learners[MUSCLE] = self.muscle
+        self._hand_over()
+
+    def begin(self) -> None:
+        """Warm start, in a run that is not resumed."""
+        rounds, count = self.config.muscle.muscle_warm_start, self.config.rollout_size
+        if not rounds:
+            return
+        options = self.config.env
+        env = MuscleVecEnv(num_envs=min(64, count), **options.env_kwargs)
+        for i in range(rounds):
+            found = env.random_tuples(count, stream_seed(self.config.run.seed + i, "warm start") % 2**31)
+            self.muscle.update(Tuples(*(x.to(self.parts.device) for x in found.values())))
+        env.close()
+        self._hand_over()
+
+    def text(self) -> str:
+        """What the numbers of the run come to, in the terms of the published configurations."""
+        size, steps = self.config.rollout_size, self.config.run.total_timesteps
+        return (
+            f"{size:,} samples a batch, {-(-steps // size):,} updates for {steps:,} steps; 16 workers x 512 steps are "
+            f"8,192 a batch and {-(-steps // 8192):,} updates, 32,768 a batch are {-(-steps // 32768):,}."
+        )
+
+    def iterate(self) -> dict[str, float]:
+        """One rollout, and the updates of both learners."""
+        metrics = super().iterate()
+        tuples = self.muscle.prepare(self.source.rollout)
+        metrics |= self.timed(MUSCLE, self.muscle.update, tuples)
+        self._hand_over()
+        return metrics
+
+    def set_state(self, read: Read, state: dict[str, Any], *, new_episodes_seed: int) -> list[str]:
+        """Envs whose state could not be restored get the network too."""
+        different = super().set_state(read, state, new_episodes_seed=new_episodes_seed)
+        self._hand_over()
+        return different
+
+    def _hand_over(self) -> None:
+        self.source.set_weights(MUSCLE, self.muscle_net.state_dict())
