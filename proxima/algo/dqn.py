@@ -40,9 +40,9 @@ class DQNLearner(Learner):
     """DQN's update of one policy."""
 
     loss_terms = ("q_loss", "q_mean", "td_error")
-    policy: "QNetwork"
 
     def __init__(self, policy: "QNetwork", config: Config, *, device: torch.device, seed: int):
+        self.policy = policy
         super().__init__(
             policy,
             config,

@@ -9,10 +9,10 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad_and_value
 
 from proxima.algo.adam import AdamState, FlatParameters, adam_step, bias_scales, clip_by_norm, scaled_adam_step
@@ -21,9 +21,6 @@ from proxima.algo.schedules import scheduled
 from proxima.compiling import compiled_note, report_failure, write_note
 from proxima.config import Config
 from proxima.errors import NonFiniteError, UsageError
-
-if TYPE_CHECKING:
-    from proxima.nets.policy import Policy
 
 Weights = dict[str, Tensor]
 """Parameters by name, as views of one vector."""
@@ -36,21 +33,28 @@ _COMPILATION_PAYS_AFTER, _CACHED_COMPILATION_PAYS_AFTER = 20_000, 8_000
 
 
 class Learner(ABC):
-    """Trains one policy on minibatches."""
+    """Trains one network on minibatches."""
 
     loss_terms: tuple[str, ...]
     """Names of the metrics that `loss` returns."""
 
     def __init__(
-        self, policy: "Policy", config: Config, *, device: torch.device, seed: int, num_updates: int, **compilation: Any
+        self,
+        network: nn.Module,
+        config: Config,
+        *,
+        device: torch.device,
+        seed: int,
+        num_updates: int,
+        **compilation: Any,
     ):
         """`num_updates`: optimizer steps of the run, which decide whether compilation pays.
 
         `compilation`: the arguments `gather_outside` and `build_apart` of `Epochs`.
         """
-        self.policy, self.config, self.device = policy, config, device
+        self.network, self.config, self.device = network, config, device
         self.generator = Generator(device).manual_seed(seed)
-        self.flat = FlatParameters(policy)
+        self.flat = FlatParameters(network)
         self._fp16 = config.optimizer.precision == "fp16"
         self.state = AdamState.start(self.flat.vector, loss_scale=_FIRST_FP16_SCALE if self._fp16 else 1.0)
         self.learning_rate = self.flat.vector.new_tensor(config.optimizer.learning_rate)
@@ -85,8 +89,16 @@ class Learner(ABC):
 
     def _compiled_note(self) -> Path:
         sections = self.config.to_dict()
-        known = {name: sections[name] for name in ("policy", "algorithm", "ppo", "dqn", "muscle", "optimizer", "normalize")}
-        return compiled_note(type(self).__name__, self.device.type, self.config.env.num_envs, getattr(self.policy, "spec", self.policy), known)
+        known = {
+            name: sections[name] for name in ("policy", "algorithm", "ppo", "dqn", "muscle", "optimizer", "normalize")
+        }
+        return compiled_note(
+            type(self).__name__,
+            self.device.type,
+            self.config.env.num_envs,
+            repr(getattr(self.network, "spec", self.network)),
+            known,
+        )
 
     # Defined by subclasses -------------------------------------------------------------------------------------------
 
@@ -121,10 +133,10 @@ class Learner(ABC):
         return self.epochs(self.state, self.learning_rate, data, order)
 
     def apply(self, weights: Weights, *inputs: Any) -> Any:
-        """The policy's `forward` with these weights, in the configured precision."""
+        """The network's `forward` with these weights, in the configured precision."""
         with self.autocast():
             # A shared trunk is one module: tying its weights by name would swap them twice and restore them wrongly.
-            return functional_call(self.policy, weights, inputs, tie_weights=False)
+            return functional_call(self.network, weights, inputs, tie_weights=False)
 
     def autocast(self) -> torch.autocast:
         """The autocast context of the configured precision."""
@@ -198,7 +210,7 @@ class Learner(ABC):
     # State -----------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """A copy of all that a resume needs, except the weights, which are the policy's."""
+        """A copy of all that a resume needs, except the weights, which are the network's."""
         return {
             "optimizer": {name: x.clone() for name, x in self._optimizer_tensors().items()},
             "generator": {"state": self.generator.get_state()},
@@ -220,7 +232,7 @@ class Learner(ABC):
             self.state.loss_scale.fill_(_FIRST_FP16_SCALE if self._fp16 else 1.0)
 
     def _optimizer_tensors(self) -> dict[str, Tensor]:
-        """Without the parameters, which are the policy's, and the scales, which follow from the number of steps."""
+        """Without the parameters, which are the network's, and the scales, which follow from the number of steps."""
         tensors = self.state._asdict() | {"learning_rate": self.learning_rate}
         return {name: x for name, x in tensors.items() if name not in ("param", "scales")}
 

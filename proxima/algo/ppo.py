@@ -27,6 +27,7 @@ class PPOLearner(Learner):
         self, policy: "Policy", config: Config, *, device: torch.device, seed: int, num_iterations: int | None = None
     ):
         """`num_iterations` of the run; given because held actions can make them fewer than `config.num_iterations`."""
+        self.policy = policy
         iterations = config.num_iterations if num_iterations is None else num_iterations
         super().__init__(
             policy,

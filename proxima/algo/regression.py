@@ -93,7 +93,7 @@ class MuscleLearner(Learner):
 
     def dense(self, entries: Tensor) -> Tensor:
         """A `[B, J, M]` of its entries `[B, E]`."""
-        eye = torch.eye(self.net.layers[-1].out_features, device=entries.device)
+        eye = torch.eye(self.net.num_muscles, device=entries.device)
         return torch.stack([self.net.torque(entries, row.expand(len(entries), -1)) for row in eye], -1)
 
     def gather(self, data: Tuples, index: Tensor) -> Tuples:

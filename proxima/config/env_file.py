@@ -48,7 +48,9 @@ def read_env_file(name: str | Path) -> MuscleSettings:
         beside = path.parent / model  # a model is looked for beside its env file
         if not beside.is_file():
             known = ", ".join((OWN_MODEL, *MYO_MODELS))
-            raise UsageError(f"env file {path}: there is no model {model!r}: give {known}, or the path of an MJCF file.")
+            raise UsageError(
+                f"env file {path}: there is no model {model!r}: give {known}, or the path of an MJCF file."
+            )
         settings = parse_settings({**content, "model": str(beside.resolve())})
     return settings
 
@@ -66,8 +68,11 @@ def env_file_options(name: str | Path, env_kwargs: Mapping[str, Any]) -> dict[st
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`base` with the entries of `over`, mappings within mappings too."""
-    both = {key: _merged(base[key], over[key]) for key in base.keys() & over.keys()
-            if isinstance(base[key], Mapping) and isinstance(over[key], Mapping)}
+    both = {
+        key: _merged(base[key], over[key])
+        for key in base.keys() & over.keys()
+        if isinstance(base[key], Mapping) and isinstance(over[key], Mapping)
+    }
     return {**base, **over, **both}
 
 

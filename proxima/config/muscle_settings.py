@@ -66,7 +66,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Reward:
-    """Factors of the reward, each `exp(-k error)`; the reward is the product of `0.1 + 0.9 factor`. 0 leaves one out."""
+    """Factors of the reward, each `exp(-k error)`, k 0 for none: the reward is the product of `0.1 + 0.9 factor`."""
 
     pose: float = _number(2.0)
     """Of the squared differences of joint angles, in rad."""
@@ -168,8 +168,10 @@ def _value(kind: Any, value: Any, path: str, limits: Mapping[str, Any]) -> Any:
     if origin is dict:
         if not isinstance(value, Mapping):
             raise UsageError(f"{path} is {value!r}, but it must hold one entry per joint.")
-        return {str(name): _build(args[1], item if item is not None else {}, f"{path}.{name}")
-                for name, item in value.items()}
+        return {
+            str(name): _build(args[1], item if item is not None else {}, f"{path}.{name}")
+            for name, item in value.items()
+        }
     if origin is tuple:
         items = value.replace(",", " ").split() if isinstance(value, str) else value
         if not isinstance(items, (list, tuple)) or not items:

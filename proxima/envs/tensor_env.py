@@ -98,9 +98,9 @@ class TensorVecEnv(EpisodicVecEnv):
 
 
 class SingleEnv(gym.Env):
-    """A `TensorVecEnv` of one env as a Gymnasium env, with the same trajectories."""
+    """A world of one env as a Gymnasium env, with the same trajectories."""
 
-    def __init__(self, env: TensorVecEnv) -> None:
+    def __init__(self, env: EpisodicVecEnv) -> None:
         self._env, self._fresh = env, False
         self.observation_space, self.action_space = env.observation_space, env.action_space
         self.dt = env.step_seconds

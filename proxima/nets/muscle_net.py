@@ -18,7 +18,7 @@ class MuscleNet(nn.Module):
     muscle `muscle[e]`. MASS (Lee et al. 2019) has this network; the env runs a copy of it in every substep.
     """
 
-    joint: Tensor
+    by_joint: Tensor
     muscle: Tensor
 
     def __init__(
@@ -33,10 +33,12 @@ class MuscleNet(nn.Module):
         super().__init__()
         sizes = [len(joint) + num_joints, *hidden_sizes, num_muscles]
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
-        for layer in self.layers:
-            nn.init.xavier_uniform_(layer.weight)
-            nn.init.zeros_(layer.bias)
-        self.num_joints = num_joints
+        for name, parameter in self.layers.named_parameters():
+            if name.endswith("weight"):
+                nn.init.xavier_uniform_(parameter)
+            else:
+                nn.init.zeros_(parameter)
+        self.num_muscles = num_muscles
         by_joint = torch.zeros(len(joint), num_joints)
         by_joint[torch.arange(len(joint)), torch.tensor(joint)] = 1.0
         self.register_buffer("by_joint", by_joint, persistent=False)
@@ -53,8 +55,3 @@ class MuscleNet(nn.Module):
     def torque(self, entries: Tensor, activation: Tensor) -> Tensor:
         """`A a` `[B, J]`."""
         return (entries * activation.index_select(-1, self.muscle)) @ self.by_joint
-
-
-def activation_of(z: Tensor) -> Tensor:
-    """Between 0 and 1."""
-    return z.tanh().relu()

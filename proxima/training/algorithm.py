@@ -3,7 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -30,14 +30,14 @@ class Algorithm(ABC):
     source: Collector
     learners: dict[str, Learner]
     """By name; the first trains the policy. Each has its own optimizer file in the checkpoint."""
-    phases: tuple[str, ...] = ("collect", "update")
+    phases: ClassVar[tuple[str, ...]] = ("collect", "update")
     """Phases of an iteration whose time is measured (`timed`)."""
 
     def __init__(self, parts: Parts):
         self.parts, self.config = parts, parts.config
         self.policy = build_policy(parts.spec, parts.config, parts.device)
         self.networks: dict[str, nn.Module] = {}
-        """Networks besides the policy, by name: each is a file `NAME.pt` of every checkpoint, and handed to the envs."""
+        """Networks besides the policy, by name: each is `NAME.pt` in every checkpoint, and is handed to the envs."""
         self._seconds: dict[str, float] = {}
 
     def make_source(self, num_steps: int, **options: Any) -> Collector:
@@ -56,7 +56,8 @@ class Algorithm(ABC):
         )
 
     def begin(self) -> None:
-        """Called once before the first iteration of a run, but not of a resumed one."""
+        """Called once before the first iteration of a run."""
+        return
 
     def text(self) -> str:
         """A line about the run for its start; may be empty."""

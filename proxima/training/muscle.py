@@ -1,6 +1,6 @@
 """PPO together with a muscle network: the iteration of hierarchical muscle control."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -17,7 +17,7 @@ from proxima.training.setup import Parts
 class PPOMuscle(PPO):
     """PPO's iteration, then the muscle network's update on the same rollout; its new weights act in the next one."""
 
-    phases = (*PPO.phases, MUSCLE)
+    phases: ClassVar[tuple[str, ...]] = (*PPO.phases, MUSCLE)
 
     def __init__(self, parts: Parts):
         super().__init__(parts)
@@ -30,8 +30,8 @@ class PPOMuscle(PPO):
         self.networks[MUSCLE] = self.muscle_net
         iterations = max(1, round(parts.num_policy_steps / config.rollout_size))
         seed = stream_seed(config.run.seed, "muscle minibatches")
-        options = {"device": parts.device, "seed": seed, "num_iterations": iterations}
-        self.muscle = MuscleLearner(self.muscle_net, config, **options)
+        device = parts.device
+        self.muscle = MuscleLearner(self.muscle_net, config, device=device, seed=seed, num_iterations=iterations)
         self.learners[MUSCLE] = self.muscle
         self._hand_over()
 

@@ -1,6 +1,6 @@
 """PPO's iteration."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from proxima.algo.ppo import PPOLearner
 from proxima.training.algorithm import Algorithm, Read
@@ -11,7 +11,7 @@ from proxima.training.setup import Parts
 class PPO(Algorithm):
     """Collect a rollout, estimate advantages, update, then update the observation statistics."""
 
-    phases = ("collect", "advantage", "update")
+    phases: ClassVar[tuple[str, ...]] = ("collect", "advantage", "update")
 
     def __init__(self, parts: Parts):
         super().__init__(parts)

@@ -2,7 +2,16 @@
 
 import numpy as np
 
-_STREAMS = ("networks", "actions", "minibatches", "resumed envs", "evaluation", "muscle network", "muscle minibatches", "warm start")
+_STREAMS = (
+    "networks",
+    "actions",
+    "minibatches",
+    "resumed envs",
+    "evaluation",
+    "muscle network",
+    "muscle minibatches",
+    "warm start",
+)
 
 
 def stream_seed(seed: int, stream: str) -> int:

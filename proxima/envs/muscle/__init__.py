@@ -1,0 +1,1 @@
+"""Muscle-driven bodies that follow a reference motion."""

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from proxima.envs.muscle.body import Array, Joints, mass_places
 from proxima.config.muscle_settings import MuscleSettings
+from proxima.envs.muscle.body import Array, Joints, mass_places
 from proxima.errors import UsageError
 
 INPUT_SCALE = 200.0
@@ -38,10 +38,8 @@ class StablePD:
         damping[self._root :] = self._step * self.kv
         self._damping = np.diag(damping)
 
-    def torque(
-        self, target: Array, qpos: Array, qvel: Array, *, mass: Array, bias: Array, constraint: Array
-    ) -> Array:
-        """Torques `[N, J]` towards targets `[N, J]`; `mass` is MuJoCo's sparse M `[N, nM]`, the forces are `[N, nv]`."""
+    def torque(self, target: Array, qpos: Array, qvel: Array, *, mass: Array, bias: Array, constraint: Array) -> Array:
+        """Torques `[N, J]` towards targets `[N, J]`; `mass` is MuJoCo's sparse M `[N, nM]`, forces are `[N, nv]`."""
         joints, h = self._joints, self._step
         q, qd = qpos[:, joints.qpos], qvel[:, joints.dof]
         pull = self.kp * (target - q - h * qd) - self.kv * qd
@@ -66,7 +64,10 @@ class Activations:
         sizes = [num_entries + num_joints, *hidden_sizes, num_muscles]
         self.weights: dict[str, Tensor] = {}
         for i, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
-            self.weights |= {f"layers.{i}.weight": torch.zeros(outputs, inputs), f"layers.{i}.bias": torch.zeros(outputs)}
+            self.weights |= {
+                f"layers.{i}.weight": torch.zeros(outputs, inputs),
+                f"layers.{i}.bias": torch.zeros(outputs),
+            }
         self._layers = len(sizes) - 1
         self.set_weights(self.weights)
 
@@ -78,8 +79,9 @@ class Activations:
         self.weights = {name: x.detach().to("cpu", torch.float32, copy=True) for name, x in weights.items()}
         if not all(bool(x.isfinite().all()) for x in self.weights.values()):
             raise UsageError("the muscle network has weights that are NaN or infinite.")
-        self._pairs = [(self.weights[f"layers.{i}.weight"].T, self.weights[f"layers.{i}.bias"])
-                       for i in range(self._layers)]
+        self._pairs = [
+            (self.weights[f"layers.{i}.weight"].T, self.weights[f"layers.{i}.bias"]) for i in range(self._layers)
+        ]
 
     @torch.no_grad()
     def __call__(self, entries: Array, torque: Array) -> NDArray[np.float32]:

@@ -1,8 +1,8 @@
 """The vector env of a muscle-driven body: 30 actions a second move joint targets, 480 torques a second follow them.
 
-In hierarchical mode the env holds a frozen copy of the muscle network, which turns the torques into activations, and
-returns one tuple per step for the network's learner in `Step.aux`: the muscles' moments and the torque asked of them, at
-one random substep.
+In hierarchical mode the env holds a frozen copy of the muscle network, which turns the torques into activations. For
+the network's learner, `Step.aux` has one tuple per step, of one random substep: the muscles' moments, and the torque
+asked of them.
 """
 
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ from mujoco.batch import Batch, SimulationError
 from numpy.typing import NDArray
 from torch import Tensor
 
+from proxima.config.muscle_settings import parse_settings
 from proxima.envs.contract import Obs
 from proxima.envs.episodes import EpisodicVecEnv
 from proxima.envs.hashed_random import hash32, hashed_uniform
 from proxima.envs.muscle.body import Array, Joints, MuscleMap, load_model
 from proxima.envs.muscle.control import Activations, StablePD
 from proxima.envs.muscle.gait import make_reference
-from proxima.config.muscle_settings import parse_settings
 from proxima.errors import EnvFailure, UsageError
 from proxima.machine import available_cores
 
@@ -96,7 +96,8 @@ class MuscleVecEnv(EpisodicVecEnv):
         self._feet = [self.model.body(name).id for name in self.settings.feet]
         self._root_z = 2 if self.joints.is_free else 1
         self._ground = 0.0 if self.joints.is_free else float(self.model.body_pos[self.joints.root_body, 2])
-        self._upright = _rotation(self.model.qpos0[None, 3:7])[0].T @ np.array([0.0, 0.0, 1.0]) if self._free else None
+        up = np.array([0.0, 0.0, 1.0])
+        self._upright: Array = _rotation(self.model.qpos0[None, 3:7])[0].T @ up if self._free else up
         self._obs, self._spare_obs = (np.zeros((num_envs, self._observation_size())) for _ in range(2))
         self._obs_tensor, self._spare_tensor = ({"obs": torch.from_numpy(x)} for x in (self._obs, self._spare_obs))
         infinite = np.inf
@@ -146,8 +147,8 @@ class MuscleVecEnv(EpisodicVecEnv):
             activation = rng.uniform(0.0, 1.0, (len(ids), self.map.num_muscles)) ** 2
             torque = (entries[ids] * activation[:, self.map.muscle]) @ self.map.sum_by_joint
             found.append((entries[ids], torque))
-        entries, torque = (torch.from_numpy(np.concatenate(x)).float() for x in zip(*found, strict=True))
-        return {"muscle_entries": entries, "muscle_torque": torque}
+        columns = [torch.from_numpy(np.concatenate(x)).float() for x in zip(*found, strict=True)]
+        return dict(zip(("muscle_entries", "muscle_torque"), columns, strict=True))
 
     # Episodes --------------------------------------------------------------------------------------------------------
 
@@ -252,6 +253,18 @@ class MuscleVecEnv(EpisodicVecEnv):
         return {"muscle_entries": torch.from_numpy(self._entries), "muscle_torque": torch.from_numpy(self._demand)}
 
     # Task ------------------------------------------------------------------------------------------------------------
+
+    @property
+    def phase(self) -> Array:
+        """`[N]`, in the gait cycle, in [0, 1)."""
+        return self._phase
+
+    def delivered(self) -> Array:
+        """`[N, J]`, torques of the driven joints: of the muscles in the current state, or as applied in direct mode."""
+        if self.map is None:
+            return self.ctrl[:, self.joints.dof]
+        entries, passive = self._muscles()
+        return (entries * self.ctrl.take(self.map.muscle, 1)) @ self.map.sum_by_joint + passive
 
     @property
     def activation(self) -> Array:

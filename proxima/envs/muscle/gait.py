@@ -9,13 +9,25 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 
-from proxima.envs.muscle.body import Array, Joints, lowest_point
 from proxima.config.muscle_settings import MuscleSettings
+from proxima.envs.muscle.body import Array, Joints, lowest_point
 from proxima.errors import UsageError
 
 # Percent of the cycle, from one heel strike to the next, and degrees: flexion, and dorsiflexion of the ankle.
 _CURVES = {
-    "hip": ((0, 30), (10, 26), (20, 18), (30, 8), (40, -2), (50, -9), (55, -10), (62, -4), (70, 10), (80, 25), (90, 31)),
+    "hip": (
+        (0, 30),
+        (10, 26),
+        (20, 18),
+        (30, 8),
+        (40, -2),
+        (50, -9),
+        (55, -10),
+        (62, -4),
+        (70, 10),
+        (80, 25),
+        (90, 31),
+    ),
     "knee": ((0, 5), (8, 14), (15, 18), (25, 14), (40, 7), (50, 14), (60, 36), (70, 58), (73, 60), (80, 50), (90, 20)),
     "ankle": ((0, 0), (7, -5), (15, 1), (30, 7), (43, 10), (50, 5), (60, -15), (63, -18), (70, -10), (80, 0), (90, 1)),
 }
