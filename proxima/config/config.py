@@ -15,7 +15,7 @@ import yaml
 
 from proxima.algorithms import ALGORITHMS
 from proxima.config import sections
-from proxima.config.env_file import MUSCLE_ENV, env_file_options
+from proxima.config.env_file import FIXED_SETTINGS, MUSCLE_ENV, changed_settings, env_file_options
 from proxima.config.options import Option, nearest, options_of, shown
 from proxima.config.presets import ABOUT, all_presets, packaged_file, preset_for
 from proxima.config.yaml_files import read_yaml
@@ -207,7 +207,12 @@ def changes_at_resume(before: Config, after: Config) -> list[tuple[Option, Any, 
     for opt in all_options().values():
         old, new = (getattr(getattr(config, opt.section), opt.name) for config in (before, after))
         is_same = _without(old, free) == _without(new, free) if opt.name == "env_kwargs" else old == new
-        if opt.resume != "free" and not is_same:
+        if opt.name == "env_kwargs" and after.env.env_file is not None:
+            found += [
+                (dataclasses.replace(opt, name=name, resume="fixed" if name in FIXED_SETTINGS else "reported"), *values)
+                for name, *values in changed_settings(old, new)
+            ]
+        elif opt.resume != "free" and not is_same:
             found.append((opt, old, new))
     return found
 

@@ -4,7 +4,7 @@ In XML an element's attributes and child elements are its entries, and an elemen
 `<control rate="30"><kp>300</kp></control>` is `control: {rate: 30, kp: 300}`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,6 +17,8 @@ from proxima.errors import UsageError
 SUFFIXES = (".yaml", ".yml", ".xml")
 MUSCLE_ENV = "proxima/Muscle-v0"
 """The env that an env file describes."""
+FIXED_SETTINGS = ("model", "control.mode", "hidden_sizes")
+"""Settings that a resume cannot change: the weights depend on them."""
 
 
 def env_files() -> dict[str, Path]:
@@ -64,6 +66,16 @@ def env_file_options(name: str | Path, env_kwargs: Mapping[str, Any]) -> dict[st
         "name": Path(name).stem,
         "algorithm": "PPO+muscle" if settings.control.mode == "hierarchical" else "PPO",
     }
+
+
+def changed_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Name (`reward.pose`), old and new value of every setting that differs."""
+    for name in {**before, **after}:
+        old, new = before.get(name), after.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from ((f"{name}.{inner}", *values) for inner, *values in changed_settings(old, new))
+        elif old != new:
+            yield name, old, new
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

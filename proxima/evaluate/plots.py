@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 
@@ -17,6 +17,9 @@ from matplotlib.ticker import ScalarFormatter
 from proxima.evaluate.policy_analysis import PolicyAnalysis
 from proxima.evaluate.value_analysis import ValueAnalysis
 from proxima.text import number
+
+if TYPE_CHECKING:
+    from proxima.evaluate.gait import GaitAnalysis
 
 BLUE, ORANGE, GREY, RED = "#1f6fb4", "#e07b39", "#7a7a7a", "#b8322a"
 MOST_POINTS = 4000
@@ -180,4 +183,35 @@ def action_summary(analysis: PolicyAnalysis, path: Path) -> Path:
     limits = _widened(float(analysis.entropy.min()), float(analysis.entropy.max()))
     right.hist(analysis.entropy, bins=BINS, range=limits, color=BLUE)
     right.set(xlabel="entropy of the policy (nats)", ylabel="policy steps")
+    return save(figure, path)
+
+
+def activations(gait: "GaitAnalysis", path: Path) -> Path:
+    """Activation of every muscle over the gait cycle, one row each."""
+    figure, axes = plt.subplots(figsize=(7.4, 0.26 * len(gait.muscles) + 1.4), layout="constrained")
+    extent = (0.0, 100.0, len(gait.muscles) - 0.5, -0.5)
+    style: dict[str, Any] = {"cmap": "magma_r", "vmin": 0.0, "vmax": 1.0, "interpolation": "nearest"}
+    picture = axes.imshow(gait.activation.T, aspect="auto", extent=extent, **style)
+    axes.set_yticks(range(len(gait.muscles)), gait.muscles, fontsize=8)
+    axes.set(xlabel="gait cycle (%)", title="Mean activation of each muscle")
+    figure.colorbar(picture, ax=axes, label="activation")
+    return save(figure, path)
+
+
+def gait_torques(gait: "GaitAnalysis", path: Path) -> Path:
+    """Angles with their reference, and torques asked for and delivered, of every joint over the gait cycle."""
+    count = min(len(gait.joints), MOST_DIMENSIONS)
+    figure, grid = plt.subplots(2, count, figsize=(2.6 * count, 5.0), squeeze=False, sharex=True, layout="constrained")
+    percent = 100.0 * gait.phase
+    for i, (above, below) in enumerate(grid.T):
+        above.plot(percent, np.degrees(gait.reference[:, i]), color=GREY, ls="--", label="reference")
+        above.plot(percent, np.degrees(gait.angle[:, i]), color=BLUE, label="walked")
+        below.plot(percent, gait.asked[:, i], color=GREY, ls="--", label="asked for")
+        below.plot(percent, gait.delivered[:, i], color=ORANGE, label="delivered")
+        above.set_title(gait.joints[i], fontsize=10)
+        below.set_xlabel("gait cycle (%)")
+    grid[0, 0].set_ylabel("angle (degrees)")
+    grid[1, 0].set_ylabel("torque (Nm)")
+    for row in grid:
+        row[0].legend(frameon=False, fontsize=8)
     return save(figure, path)

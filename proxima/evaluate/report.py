@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from proxima.config.env_file import MUSCLE_ENV
 from proxima.errors import UsageError
 from proxima.evaluate import page
 from proxima.evaluate.episodes import Evaluation
 from proxima.evaluate.policy_analysis import PolicyAnalysis
-from proxima.evaluate.restored import restore_policy
+from proxima.evaluate.restored import Restored, restore_policy
 from proxima.evaluate.statistics import COLUMNS
 from proxima.evaluate.value_analysis import ValueAnalysis
 from proxima.nets.policy import Policy
@@ -26,7 +27,7 @@ def write_report(evaluation: Evaluation, *, value: bool, policy: bool) -> tuple[
     sections: list[tuple[str, list[str], list[Path]]] = []
     try:
         target.mkdir(exist_ok=True)
-        for old in (*target.glob("value-*.png"), *target.glob("policy-*.png")):
+        for old in (*target.glob("value-*.png"), *target.glob("policy-*.png"), *target.glob("gait-*.png")):
             old.unlink()  # of an earlier evaluation
         if value:
             analysis = ValueAnalysis.of(evaluation.episodes, gamma=config.algorithm.gamma, smdp=config.algorithm.smdp)
@@ -44,6 +45,8 @@ def write_report(evaluation: Evaluation, *, value: bool, policy: bool) -> tuple[
                 plots.action_summary(actions, target / "policy-summary.png"),
             ]
             sections.append(("What does the policy do?", actions.lines(), figures))
+            if config.env.env == MUSCLE_ENV:
+                sections.append(_gait(saved, evaluation.seed, target))
         index = target / "index.html"
         index.write_text(_page(evaluation, sections), encoding="utf-8", errors="replace")
     except OSError as error:
@@ -52,6 +55,18 @@ def write_report(evaluation: Evaluation, *, value: bool, policy: bool) -> tuple[
     if value and evaluation.deterministic:
         summary.append("The critic estimates the value of the stochastic policy: evaluate it with --stochastic.")
     return index, summary
+
+
+def _gait(saved: Restored, seed: int, target: Path) -> tuple[str, list[str], list[Path]]:
+    """Activations and torques over the gait cycle of a muscle-driven body."""
+    from proxima.evaluate import plots
+    from proxima.evaluate.gait import GaitAnalysis
+
+    gait = GaitAnalysis.of(saved, seed=seed)
+    figures = [plots.gait_torques(gait, target / "gait-torques.png")]
+    if gait.muscles:
+        figures.append(plots.activations(gait, target / "gait-activations.png"))
+    return "How does it walk?", gait.lines(), figures
 
 
 def _value_map(agent: Policy, evaluation: Evaluation, path: Path) -> list[Path]:

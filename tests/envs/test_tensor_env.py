@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from proxima.envs.hashed_random import hash32
 from proxima.envs.make import make_env
-from proxima.envs.tensor_env import _hash
 from proxima.errors import UsageError
 
 QUADRUPED, RECALL = "proxima/SyntheticQuadruped-v0", "proxima/Recall-v0"
@@ -78,7 +78,7 @@ def test_recall_pays_for_the_first_sign_after_the_delay() -> None:
 
 
 def test_random_numbers_are_spread_evenly() -> None:
-    bits = _hash(torch.arange(100_000))
+    bits = hash32(torch.arange(100_000))
     assert len(bits.unique()) == 100_000 and int(bits.min()) >= 0 and int(bits.max()) < 2**32
     assert float((bits / 2**32).mean()) == pytest.approx(0.5, abs=0.01)
     env = make_env(QUADRUPED, num_envs=500)
