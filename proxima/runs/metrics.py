@@ -85,6 +85,7 @@ TABLES = {
         Metric("advantage_seconds", "speed", "PPO: values, log-probabilities and advantages of the rollout", unit="s"),
         Metric("store_seconds", "speed", "DQN: writing transitions to the replay buffer", unit="s"),
         Metric("update_seconds", "speed", "optimizer steps; the first update includes compilation", unit="s"),
+        Metric("muscle_seconds", "speed", "PPO+muscle: the update of the muscle network", unit="s"),
     ),
     "learning": (
         Metric(
@@ -166,6 +167,41 @@ TABLES = {
         ),
         Metric("epsilon", "update", "probability of a random action", healthy="follows its schedule"),
         Metric("replay_size", "update", "transitions in the replay buffer", healthy="grows to `buffer_size`"),
+    ),
+    "muscles": (
+        Metric(
+            "muscle_torque_error",
+            "muscle",
+            "mean absolute difference between the torques asked for and those that the network's activations give, "
+            "over joints and over this iteration's tuples, after the update",
+            unit="Nm",
+            healthy="falls below 5 within some iterations, then towards muscle_torque_floor",
+            otherwise="stays high above the floor: raise `muscle_learning_rate` or `muscle_num_epochs`",
+        ),
+        Metric(
+            "muscle_torque_floor",
+            "muscle",
+            "the same error for the best possible activations, by bounded least squares on 64 of these tuples",
+            unit="Nm",
+            healthy="near 0",
+            otherwise="high: the muscles are too weak for what the policy asks, lower the gains or the action scale",
+        ),
+        Metric(
+            "muscle_infeasible",
+            "muscle",
+            "share of these 64 that even the best activations miss by more than 1 Nm in some joint",
+            healthy="falls below 0.1",
+        ),
+        Metric("muscle_activation", "muscle", "mean activation, 0 to 1", healthy="0.05 to 0.3"),
+        Metric(
+            "muscle_improvement",
+            "muscle",
+            "by how much this update lowered muscle_torque_error on its tuples",
+            unit="Nm",
+            healthy="positive, falls to about 0",
+        ),
+        Metric("muscle_loss", "muscle", "loss of the muscle network, mean over the minibatches", healthy="falls"),
+        Metric("muscle_gradient_norm", "muscle", "norm of its gradient, every element clamped to ± 0.5"),
     ),
 }
 """By section of docs/metrics.md."""

@@ -1,0 +1,220 @@
+"""Muscle control: control steps per second beside the bare physics, and learning to walk; writes muscle.md.
+
+    python benchmarks/muscle.py --speed                    # on an idle machine
+    python benchmarks/muscle.py --learn [--jobs 2]         # runs without a record, about ten minutes each
+    python benchmarks/muscle.py                            # only write the page again
+
+Each finished learning run writes a record to benchmarks/muscle/; delete a record to repeat its run.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from returns import git_commit, run_all
+
+ROOT = Path(__file__).parent.parent
+RECORDS = ROOT / "benchmarks" / "muscle"
+ENVS, ROUNDS, STEPS = 16, 9, 30
+SEEDS = (1, 2)
+TARGET = 240
+"""Control steps: 8 of 10 seconds upright."""
+FAST = (
+    "--num-envs 16 --num-steps 256 --learning-rate 3e-4 --update-epochs 10 --minibatch-size 256 --gae-lambda 0.95 "
+    "--muscle-learning-rate 1e-3 --total-timesteps 400000"
+)
+ARMS = {
+    "muscles": f"--env-file base_lonly {FAST}",
+    "torques": f"--env-file torque_legs {FAST}",
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--speed", action="store_true", help="measure the speed")
+    parser.add_argument("--learn", action="store_true", help="train the runs that have no record")
+    parser.add_argument("--jobs", type=int, default=1, help="runs in parallel")
+    parser.add_argument("--runs-dir", default="runs")
+    parser.add_argument("--options", default="", help="further options of train, recorded with the command")
+    arguments = parser.parse_args()
+    RECORDS.mkdir(exist_ok=True)
+    if arguments.speed:
+        (RECORDS / "speed.json").write_text(json.dumps(measure_speed(), indent=1) + "\n")
+    if arguments.learn:
+        jobs = [(arm, seed) for seed in SEEDS for arm in ARMS if not record_path(arm, seed).exists()]
+        options = arguments.options.split()
+        run_all(jobs, arguments.jobs, lambda job, cores: learn(*job, cores, arguments.runs_dir, options))
+    report()
+    return 0
+
+
+def record_path(arm: str, seed: int) -> Path:
+    return RECORDS / f"{arm}-{seed}.json"
+
+
+def measure_speed() -> dict[str, object]:
+    """Control steps per second on one core: the env, and MuJoCo's batch alone with the same controls and rates."""
+    import torch
+
+    from proxima.config.env_file import read_env_file
+    from proxima.config.muscle_settings import to_dict
+    from proxima.envs.muscle.env import MUSCLE, MuscleVecEnv
+    from proxima.nets.muscle_net import MuscleNet
+
+    torch.set_num_threads(1)
+    rows = []
+    for name in ("base_lonly", "torque_legs"):
+        for count in (1, ENVS, 4 * ENVS):
+            env = MuscleVecEnv(num_envs=count, num_threads=1, **to_dict(read_env_file(name)))
+            if env.is_hierarchical:
+                torch.manual_seed(0)
+                env.set_weights(MUSCLE, MuscleNet(**env.network_shape(MUSCLE)).state_dict())
+            env.reset(0)
+            action = torch.zeros(count, len(env.joints.names))
+            substeps = env.settings.substeps
+            pairs = []
+            for _ in range(ROUNDS):  # in turn, since the clock of the machine drifts
+                whole = per_second(lambda: env.step(action), count)
+                state = env.get_state()
+                bare = per_second(lambda: env._batch.step(None, nstep=substeps), count)
+                env.set_state(state)
+                pairs.append((whole, bare))
+            ratio = statistics.median(whole / bare for whole, bare in pairs)
+            speed, bare = (statistics.median(x) for x in zip(*pairs, strict=True))
+            print(f"{name} {count} envs: {speed:,.0f} of {bare:,.0f} control steps/s, ratio {ratio:.2f}", flush=True)
+            rows.append({"file": name, "envs": count, "env": speed, "physics": bare, "ratio": ratio})
+            env.close()
+    return {"rows": rows, "commit": git_commit(), "machine": f"{platform.machine()}, 1 core of {os.cpu_count()}"}
+
+
+def per_second(step: Callable[[], object], count: int) -> float:
+    start = time.perf_counter()
+    for _ in range(STEPS):
+        step()
+    return STEPS * count / (time.perf_counter() - start)
+
+
+def learn(arm: str, seed: int, cores: list[int], runs_dir: str, options: list[str]) -> None:
+    arguments = [*ARMS[arm].split(), "--seed", str(seed), *options]
+    name = f"muscle-{arm}-{seed}"
+    print(f"{time.strftime('%H:%M:%S')} {name} on cores {cores}", flush=True)
+    commit, started = git_commit(), time.time()
+
+    def proxima(*command: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "proxima", *command],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            preexec_fn=lambda: os.sched_setaffinity(0, cores),
+        )
+        if done.returncode:
+            raise SystemExit(f"{name} failed:\n{done.stderr[-2000:]}")
+        return done.stdout
+
+    proxima("train", *arguments, "--progress", "False", "--name", name, "--runs-dir", runs_dir)
+    seconds = time.time() - started
+    run_dir = max((Path(runs_dir) / name).iterdir())
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    evaluated = json.loads(proxima("evaluate", str(run_dir), "--episodes", "100", "--json"))
+    keys = ("global_step", "wall_time", "episode_length", "episode_return", "muscle_torque_error")
+    record = {
+        "arm": arm,
+        "seed": seed,
+        "command": "proxima train " + " ".join(arguments),
+        "commit": commit,
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": f"{platform.machine()}, {len(cores)} core(s) of {os.cpu_count()}",
+        "seconds": round(seconds, 1),
+        "evaluated_return": evaluated["return"]["mean"],
+        "evaluated_length": evaluated["length"]["mean"],
+        "curve": [{key: row[key] for key in keys if key in row} for row in rows],
+        "last": {key: value for key, value in rows[-1].items() if key.startswith("muscle_")},
+    }
+    record_path(arm, seed).write_text(json.dumps(record) + "\n")
+    print(f"{time.strftime('%H:%M:%S')} {name}: length {rows[-1]['episode_length']:.0f}", flush=True)
+
+
+def report() -> None:
+    records = [json.loads(path.read_text()) for arm in ARMS for path in sorted(RECORDS.glob(f"{arm}-*.json"))]
+    lines = [
+        "# Muscle control",
+        "",
+        "Generated by `python benchmarks/muscle.py`; the scheme is in [docs/muscle.md](../docs/muscle.md).",
+        "",
+    ]
+    speed_file = RECORDS / "speed.json"
+    if speed_file.exists():
+        speed = json.loads(speed_file.read_text())
+        lines += [
+            "## Speed",
+            "",
+            "Control steps per second on one core (30 Hz, 16 physics steps each), and of `mujoco.batch` alone with the same",
+            "body, rates and controls. Medians of rounds that alternate; the ratio is the median of the rounds' ratios.",
+            f"Commit {speed['commit']}, {speed['machine']}: `python benchmarks/muscle.py --speed`.",
+            "",
+            "| env file | envs | control steps/s | physics alone | ratio |",
+            "| --- | --- | --- | --- | --- |",
+        ]
+        for row in speed["rows"]:
+            lines.append(
+                f"| {row['file']} | {row['envs']} | {row['env']:,.0f} | {row['physics']:,.0f} | **{row['ratio']:.2f}** |"
+            )
+        lines.append("")
+    if records:
+        lines += [
+            "## Learning to walk",
+            "",
+            "An episode is 10 s, 300 control steps; the return is at most 300. Length and return: the last 100 training",
+            "episodes (sampled actions); evaluated: 100 deterministic episodes of the final policy. Walks: first iteration",
+            f"whose last 100 episodes are {TARGET} steps (8 s) long on average.",
+            "",
+            "| drive | seed | steps | length | return | evaluated length | evaluated return | walks after | torque error |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        ]
+        for r in records:
+            last = r["curve"][-1]
+            walks = next((row for row in r["curve"] if (row["episode_length"] or 0) >= TARGET), None)
+            when = "-" if walks is None else f"{walks['global_step']:,} steps, {walks['wall_time']:,.0f} s"
+            error = f"{r['last']['muscle_torque_error']:.2f} Nm" if r["last"] else ""
+            lines.append(
+                f"| {r['arm']} | {r['seed']} | {last['global_step']:,} | {last['episode_length']:.0f} "
+                f"| {last['episode_return']:.1f} | {r['evaluated_length']:.0f} | {r['evaluated_return']:.1f} | {when} | {error} |"
+            )
+        lines += ["", "![Episode length and return against control steps](muscle.png)", "", "Every run:", ""]
+        lines += ["| command | commit | machine | seconds |", "| --- | --- | --- | --- |"]
+        lines += [f"| `{r['command']}` | {r['commit']} | {r['machine']} | {r['seconds']:,.0f} |" for r in records]
+        draw(records)
+    (ROOT / "benchmarks" / "muscle.md").write_text("\n".join([*lines, ""]))
+    print("\n".join(lines))
+
+
+def draw(records: list[dict]) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.6), layout="constrained")
+    for r in records:
+        color = "#b8322a" if r["arm"] == "muscles" else "#1f6fb4"
+        steps = [row["global_step"] / 1000 for row in r["curve"]]
+        label = r["arm"] if r["seed"] == SEEDS[0] else None
+        left.plot(steps, [(row["episode_length"] or 0) / 30 for row in r["curve"]], color=color, label=label)
+        right.plot(steps, [row["episode_return"] or 0 for row in r["curve"]], color=color, label=label)
+    left.axhline(TARGET / 30, color="#7a7a7a", ls="--", lw=1)
+    left.set(xlabel="control steps (thousands)", ylabel="seconds upright", title="Episode length")
+    right.set(xlabel="control steps (thousands)", ylabel="return", title="Imitation return (at most 300)")
+    left.legend(frameon=False)
+    figure.savefig(ROOT / "benchmarks" / "muscle.png", dpi=130)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
