@@ -69,28 +69,27 @@ def measure_speed() -> dict[str, object]:
     from proxima.nets.muscle_net import MuscleNet
 
     torch.set_num_threads(1)
-    rows = []
-    for name in ("base_lonly", "torque_legs"):
-        for count in (1, ENVS, 4 * ENVS):
-            env = MuscleVecEnv(num_envs=count, num_threads=1, **to_dict(read_env_file(name)))
-            if env.is_hierarchical:
-                torch.manual_seed(0)
-                env.set_weights(MUSCLE, MuscleNet(**env.network_shape(MUSCLE)).state_dict())
-            env.reset(0)
-            action = torch.zeros(count, len(env.joints.names))
-            substeps = env.settings.substeps
-            pairs = []
-            for _ in range(ROUNDS):  # in turn, since the clock of the machine drifts
-                whole = per_second(lambda: env.step(action), count)
-                state = env.get_state()
-                bare = per_second(lambda: env._batch.step(None, nstep=substeps), count)
-                env.set_state(state)
-                pairs.append((whole, bare))
-            ratio = statistics.median(whole / bare for whole, bare in pairs)
-            speed, bare = (statistics.median(x) for x in zip(*pairs, strict=True))
-            print(f"{name} {count} envs: {speed:,.0f} of {bare:,.0f} control steps/s, ratio {ratio:.2f}", flush=True)
-            rows.append({"file": name, "envs": count, "env": speed, "physics": bare, "ratio": ratio})
-            env.close()
+
+    def measure(name: str, count: int) -> dict[str, object]:
+        env = MuscleVecEnv(num_envs=count, num_threads=1, **to_dict(read_env_file(name)))
+        if env.is_hierarchical:
+            torch.manual_seed(0)
+            env.set_weights(MUSCLE, MuscleNet(**env.network_shape(MUSCLE)).state_dict())
+        env.reset(0)
+        action, substeps = torch.zeros(count, len(env.joints.names)), env.settings.substeps
+        pairs = []
+        for _ in range(ROUNDS):  # in turn, since the clock of the machine drifts
+            whole = per_second(lambda: env.step(action), count)
+            state = env.get_state()
+            bare = per_second(lambda: env._batch.step(None, nstep=substeps), count)
+            env.set_state(state)
+            pairs.append((whole, bare))
+        ratio = statistics.median(whole / bare for whole, bare in pairs)
+        speed, bare = (statistics.median(x) for x in zip(*pairs, strict=True))
+        print(f"{name} {count} envs: {speed:,.0f} of {bare:,.0f} control steps/s, ratio {ratio:.2f}", flush=True)
+        return {"file": name, "envs": count, "env": speed, "physics": bare, "ratio": ratio}
+
+    rows = [measure(name, count) for name in ("base_lonly", "torque_legs") for count in (1, ENVS, 4 * ENVS)]
     return {"rows": rows, "commit": git_commit(), "machine": f"{platform.machine()}, 1 core of {os.cpu_count()}"}
 
 
@@ -152,48 +151,60 @@ def report() -> None:
     ]
     speed_file = RECORDS / "speed.json"
     if speed_file.exists():
-        speed = json.loads(speed_file.read_text())
-        lines += [
-            "## Speed",
-            "",
-            "Control steps per second on one core (30 Hz, 16 physics steps each), and of `mujoco.batch` alone with the same",
-            "body, rates and controls. Medians of rounds that alternate; the ratio is the median of the rounds' ratios.",
-            f"Commit {speed['commit']}, {speed['machine']}: `python benchmarks/muscle.py --speed`.",
-            "",
-            "| env file | envs | control steps/s | physics alone | ratio |",
-            "| --- | --- | --- | --- | --- |",
-        ]
-        for row in speed["rows"]:
-            lines.append(
-                f"| {row['file']} | {row['envs']} | {row['env']:,.0f} | {row['physics']:,.0f} | **{row['ratio']:.2f}** |"
-            )
-        lines.append("")
+        lines += speed_lines(json.loads(speed_file.read_text()))
     if records:
-        lines += [
-            "## Learning to walk",
-            "",
-            "An episode is 10 s, 300 control steps; the return is at most 300. Length and return: the last 100 training",
-            "episodes (sampled actions); evaluated: 100 deterministic episodes of the final policy. Walks: first iteration",
-            f"whose last 100 episodes are {TARGET} steps (8 s) long on average.",
-            "",
-            "| drive | seed | steps | length | return | evaluated length | evaluated return | walks after | torque error |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-        ]
-        for r in records:
-            last = r["curve"][-1]
-            walks = next((row for row in r["curve"] if (row["episode_length"] or 0) >= TARGET), None)
-            when = "-" if walks is None else f"{walks['global_step']:,} steps, {walks['wall_time']:,.0f} s"
-            error = f"{r['last']['muscle_torque_error']:.2f} Nm" if r["last"] else ""
-            lines.append(
-                f"| {r['arm']} | {r['seed']} | {last['global_step']:,} | {last['episode_length']:.0f} "
-                f"| {last['episode_return']:.1f} | {r['evaluated_length']:.0f} | {r['evaluated_return']:.1f} | {when} | {error} |"
-            )
-        lines += ["", "![Episode length and return against control steps](muscle.png)", "", "Every run:", ""]
-        lines += ["| command | commit | machine | seconds |", "| --- | --- | --- | --- |"]
-        lines += [f"| `{r['command']}` | {r['commit']} | {r['machine']} | {r['seconds']:,.0f} |" for r in records]
+        lines += learning_lines(records)
         draw(records)
     (ROOT / "benchmarks" / "muscle.md").write_text("\n".join([*lines, ""]))
     print("\n".join(lines))
+
+
+def speed_lines(speed: dict) -> list[str]:
+    lines = [
+        "## Speed",
+        "",
+        "Control steps per second on one core (30 Hz, 16 physics steps each), and of `mujoco.batch` alone with the",
+        "same body, rates and controls. Medians of alternating rounds; the ratio is the median of the rounds' ratios.",
+        f"Commit {speed['commit']}, {speed['machine']}: `python benchmarks/muscle.py --speed`.",
+        "",
+        "| env file | envs | control steps/s | physics alone | ratio |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in speed["rows"]:
+        cells = (row["file"], row["envs"], f"{row['env']:,.0f}", f"{row['physics']:,.0f}", f"**{row['ratio']:.2f}**")
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return [*lines, ""]
+
+
+def learning_lines(records: list[dict]) -> list[str]:
+    lines = [
+        "## Learning to walk",
+        "",
+        "An episode is 10 s, 300 control steps; the return is at most 300. Length and return: the last 100 training",
+        "episodes (sampled actions); evaluated: 100 deterministic episodes of the final policy. Walks after: the first",
+        f"iteration whose last 100 episodes are {TARGET} steps (8 s) long on average.",
+        "",
+        "| drive | seed | steps | length | return | evaluated length | return | walks after | torque error |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for r in records:
+        last = r["curve"][-1]
+        walks = next((row for row in r["curve"] if (row["episode_length"] or 0) >= TARGET), None)
+        cells = (
+            r["arm"],
+            r["seed"],
+            f"{last['global_step']:,}",
+            f"{last['episode_length']:.0f}",
+            f"{last['episode_return']:.1f}",
+            f"{r['evaluated_length']:.0f}",
+            f"{r['evaluated_return']:.1f}",
+            "-" if walks is None else f"{walks['global_step']:,} steps, {walks['wall_time']:,.0f} s",
+            f"{r['last']['muscle_torque_error']:.2f} Nm" if r["last"] else "",
+        )
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    lines += ["", "![Episode length and return against control steps](muscle.png)", "", "Every run:", ""]
+    lines += ["| command | commit | machine | seconds |", "| --- | --- | --- | --- |"]
+    return lines + [f"| `{r['command']}` | {r['commit']} | {r['machine']} | {r['seconds']:,.0f} |" for r in records]
 
 
 def draw(records: list[dict]) -> None:
