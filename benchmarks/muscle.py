@@ -27,7 +27,7 @@ SEEDS = (1, 2)
 TARGET = 240
 """Control steps: 8 of 10 seconds upright."""
 FAST = (
-    "--num-envs 16 --num-steps 256 --learning-rate 3e-4 --update-epochs 10 --minibatch-size 256 --gae-lambda 0.95 "
+    "--num-envs 32 --num-steps 128 --learning-rate 3e-4 --update-epochs 10 --minibatch-size 256 --gae-lambda 0.95 "
     "--muscle-learning-rate 1e-3 --total-timesteps 400000"
 )
 ARMS = {
