@@ -28,7 +28,7 @@ TARGET = 240
 """Control steps: 8 of 10 seconds upright."""
 FAST = (
     "--num-envs 32 --num-steps 128 --learning-rate 3e-4 --update-epochs 10 --minibatch-size 256 --gae-lambda 0.95 "
-    "--muscle-learning-rate 1e-3 --total-timesteps 400000"
+    "--muscle-learning-rate 1e-3 --total-timesteps 330000"
 )
 ARMS = {
     "muscles": f"--env-file base_lonly {FAST}",

@@ -189,10 +189,10 @@ def action_summary(analysis: PolicyAnalysis, path: Path) -> Path:
 def activations(gait: "GaitAnalysis", path: Path) -> Path:
     """Activation of every muscle over the gait cycle, one row each."""
     figure, axes = plt.subplots(figsize=(7.4, 0.26 * len(gait.muscles) + 1.4), layout="constrained")
-    extent = (0.0, 100.0, len(gait.muscles) - 0.5, -0.5)
+    extent = (0.0, 100.0, -0.5, len(gait.muscles) - 0.5)
     style: dict[str, Any] = {"cmap": "magma_r", "vmin": 0.0, "vmax": 1.0, "interpolation": "nearest"}
-    picture = axes.imshow(gait.activation.T, aspect="auto", extent=extent, **style)
-    axes.set_yticks(range(len(gait.muscles)), gait.muscles, fontsize=8)
+    picture = axes.imshow(gait.activation.T[::-1], aspect="auto", origin="lower", extent=extent, **style)
+    axes.set_yticks(range(len(gait.muscles)), gait.muscles[::-1], fontsize=8)
     axes.set(xlabel="gait cycle (%)", title="Mean activation of each muscle")
     figure.colorbar(picture, ax=axes, label="activation")
     return save(figure, path)
