@@ -33,23 +33,25 @@ SB3_VENV = ROOT / "benchmarks" / ".sb3-other-packages-venv"
 PACKAGES = ("minigrid==3.2.0", "gymnasium-robotics==1.4.2", "flappy-bird-gymnasium==0.4.0")
 OURS = ("-c", str(ROOT / "constraints.txt"), "-e", str(ROOT))
 LIBRARIES = ("Proxima", "SB3")
-STEPS = 100_000
 EPISODES = 100
 EVALUATION_SEED = 1000
 TASKS: dict[str, dict[str, Any]] = {
     "DoorKey": {
         "env": "minigrid_flat:MiniGrid-DoorKey-5x5-Flat-v0",
         "kwargs": {},
+        "steps": 100_000,
         "what": "minigrid: discrete actions, 147 numbers, a reward of at most 1 at the goal only",
     },
     "PointMaze": {
         "env": "gymnasium_robotics:PointMaze_UMazeDense-v3",
         "kwargs": {},
+        "steps": 50_000,
         "what": "gymnasium-robotics: continuous actions, dict observations, a dense reward for 300 steps",
     },
     "FlappyBird": {
         "env": "flappy_bird_gymnasium:FlappyBird-v0",
         "kwargs": {"use_lidar": False, "score_limit": 20},
+        "steps": 50_000,
         "what": "flappy-bird-gymnasium: discrete actions, 12 numbers, 20 pipes at most",
     },
 }
@@ -112,7 +114,7 @@ def run(task: str, library: str, seed: int, cores: list[int]) -> None:
 
 
 def run_proxima(task: dict[str, Any], seed: int, cores: list[int]) -> dict[str, Any]:
-    options = ["--env", task["env"], "--total-timesteps", str(STEPS), "--preset", "none", "--seed", str(seed)]
+    options = ["--env", task["env"], "--total-timesteps", str(task["steps"]), "--preset", "none", "--seed", str(seed)]
     options += ["--env-kwargs", json.dumps(task["kwargs"])] if task["kwargs"] else []
     program, commit = [str(OUR_VENV / "bin" / "python"), "-m", "proxima"], git_commit()
     with tempfile.TemporaryDirectory() as folder:
@@ -131,7 +133,7 @@ def run_proxima(task: dict[str, Any], seed: int, cores: list[int]) -> dict[str, 
 
 
 def run_sb3(task: dict[str, Any], seed: int, cores: list[int]) -> dict[str, Any]:
-    work = json.dumps([task["env"], task["kwargs"], STEPS, seed, EPISODES, EVALUATION_SEED])
+    work = json.dumps([task["env"], task["kwargs"], task["steps"], seed, EPISODES, EVALUATION_SEED])
     with tempfile.TemporaryDirectory() as folder:
         output = execute([str(SB3_VENV / "bin" / "python"), "-c", SB3_SCRIPT, work], folder, cores)
     return json.loads(output.splitlines()[-1])
