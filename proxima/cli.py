@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import proxima
-from proxima.config import SECTIONS, all_options, env_keywords
+from proxima.config import SECTIONS, all_options, env_keywords, suited_options
 from proxima.config.options import Option, nearest
 from proxima.errors import ProximaError, UsageError
 
@@ -228,7 +228,8 @@ def _add_flag(group: Any, option: Option, *, is_shown: bool) -> None:
     flag, *aliases = ["--" + name.replace("_", "-") for name in (option.name, *option.aliases)]
     default = " ".join(map(str, option.default)) if isinstance(option.default, list) else option.default
     also = f" Also {', '.join(aliases)}." if aliases else ""
-    text = f"{option.help}{also} (default: {default})".replace("%", "%%")
+    suited = ", or what suits the env" if option.name in suited_options() else ""
+    text = f"{option.help}{also} (default: {default}{suited})".replace("%", "%%")
     common: dict[str, Any] = {"dest": option.name, "default": argparse.SUPPRESS}
     hidden = common | {"help": argparse.SUPPRESS}
     extra: dict[str, Any] = {"metavar": _metavar(option)}

@@ -11,7 +11,7 @@ from proxima.config.config import (
     find_option,
     load_config,
 )
-from proxima.config.defaults import Traits, settle
+from proxima.config.defaults import Traits, settle, suited_options
 from proxima.config.presets import all_presets
 
 __all__ = [
@@ -27,4 +27,5 @@ __all__ = [
     "find_option",
     "load_config",
     "settle",
+    "suited_options",
 ]

@@ -6,6 +6,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from proxima.algorithms import ALGORITHMS
@@ -54,6 +55,13 @@ def settle(config: Config, traits: Traits) -> tuple[dict[str, Any], list[str]]:
             chosen[name] = value
     notices = _fit_minibatches(config) if section_name == "ppo" else []
     return chosen, notices + config.validate_algorithm()
+
+
+@cache
+def suited_options() -> frozenset[str]:
+    """Options whose default depends on the env."""
+    kinds = [Traits(discrete=x, images=y, time_limit=None) for x in (False, True) for y in (False, True)]
+    return frozenset(name for suit in _SUITED.values() for kind in kinds for name, _ in suit(Config(), kind))
 
 
 def _ppo(config: Config, traits: Traits) -> Choices:
