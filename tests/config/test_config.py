@@ -203,14 +203,14 @@ def test_options_say_what_a_resume_may_change() -> None:
     assert by_rule["fixed"] == weights_and_states | sections["policy"]
     assert (
         by_rule["free"]
-        == {"total_timesteps", "name", "preset", "runs_dir"} | sections["checkpoint"] | sections["track"]
+        == {"total_timesteps", "name", "preset", "runs_dir", "env_file"} | sections["checkpoint"] | sections["track"]
     )
 
 
 def test_options_say_whether_they_matter_for_a_comparison() -> None:
     left_out = {o.name for o in all_options().values() if not o.compared}
     sections = {name: {o.name for o in options_of(name, cls)} for name, cls in SECTIONS.items()}
-    where = {"name", "preset", "seed", "runs_dir", "device", "num_threads"}
+    where = {"name", "preset", "seed", "runs_dir", "device", "num_threads", "env_file"}
     assert left_out == where | sections["checkpoint"] | sections["evaluation"] | sections["track"]
     assert compared_options({"seed": 1, "gamma": 0.9, "of_another_version": 2}) == {
         "gamma": 0.9,
