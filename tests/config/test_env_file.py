@@ -220,7 +220,7 @@ def test_options_that_follow_from_a_file() -> None:
     changed = {**plain, "reward": {**plain["reward"], "pose": 3.0}, "hidden_sizes": [8]}
     assert options["env_kwargs"] == changed
     assert env_file_options("torque_legs", {})["algorithm"] == "PPO"
-    with pytest.raises(UsageError, match="reward.pose is -1"):
+    with pytest.raises(UsageError, match=r"reward\.pose is -1"):
         env_file_options("base_lonly", {"reward": {"pose": -1}})
 
 
