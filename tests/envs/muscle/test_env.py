@@ -180,14 +180,14 @@ def test_envs_wait_for_those_that_hold_longer() -> None:
 
 @pytest.mark.parametrize("file", ["base_lonly", "torque_legs"])
 def test_a_state_in_the_middle_goes_on_to_the_same_bits(file: str) -> None:
-    env, acts = make(3, file=file), actions(18, 3)
+    env, acts = make(3, file=file, max_episode_steps=6), actions(18, 3)  # so that some are in their second episode
     env.hold = Hold(1, 2, 0.9)
     env.reset(6)
     for a in acts[:5]:
         env.step(a)
     state = env.get_state()
     wanted = [copied(env.step(a)) for a in acts[5:]]
-    fresh = make(3, file=file, net="none")  # the network is part of the state
+    fresh = make(3, file=file, net="none", max_episode_steps=6)  # the network is part of the state
     obs = fresh.set_state(state)["obs"].clone()
     found = [copied(fresh.step(a)) for a in acts[5:]]
     assert same(found, wanted) and any(x["ended"].any() for x in found)
