@@ -265,7 +265,7 @@ def _preset_layer(values: Mapping[str, Any], *, wish: str) -> dict[str, dict[str
     name = values.get("preset", wish)
     env = values.get("env", sections.EnvOptions.env)
     algorithm = values.get("algorithm", sections.AlgorithmOptions.algorithm)
-    if "env_file" in values and wish in ("auto", "none") and name == wish:
+    if "env_file" in values and values.get("preset", "auto") == "auto":
         name = _muscle_preset(values.get("muscle_batch_size"))
     preset = preset_for(env, algorithm) if name == "auto" else all_presets().get(name)
     if preset is None:

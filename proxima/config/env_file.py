@@ -88,6 +88,15 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return {**base, **over, **both}
 
 
+class _Doctype(Exception):
+    """A file declares its document type, and so perhaps entities, which can expand without end."""
+
+
+class _Builder(ElementTree.TreeBuilder):
+    def doctype(self, *_: Any) -> None:
+        raise _Doctype
+
+
 def _read_xml(path: Path) -> Any:
     try:
         if (size := path.stat().st_size) > MAX_BYTES:
@@ -95,10 +104,10 @@ def _read_xml(path: Path) -> Any:
         text = path.read_bytes()
     except OSError as error:
         raise UsageError(f"env file {path} cannot be read: {error.strerror or error}.") from None
-    if b"<!DOCTYPE" in text or b"<!ENTITY" in text:  # entities can expand without end
-        raise UsageError(f"env file {path} has a DOCTYPE or an entity: leave it out.")
     try:
-        root = ElementTree.fromstring(text)
+        root = ElementTree.fromstring(text, ElementTree.XMLParser(target=_Builder()))
+    except _Doctype:
+        raise UsageError(f"env file {path} has a DOCTYPE: leave it out.") from None
     except (ElementTree.ParseError, ValueError, LookupError) as error:
         raise UsageError(f"env file {path} is not valid XML: {error}.") from None
     return _element(root, path, depth=0)

@@ -195,9 +195,10 @@ def _value(kind: Any, value: Any, path: str, limits: Mapping[str, Any]) -> Any:
 
 
 def _checked_number(kind: type, value: Any, path: str, limits: Mapping[str, Any]) -> Any:
+    is_cut = kind is int and isinstance(value, float) and not value.is_integer()
     try:
-        number = math.nan if isinstance(value, bool) else kind(value)
-    except (TypeError, ValueError):
+        number = math.nan if isinstance(value, bool) or is_cut else kind(value)
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
         raise UsageError(f"{path} is {value!r}, but it must be a {'whole ' if kind is int else ''}number.")

@@ -21,6 +21,22 @@ _OF_NUMBERS = "0123456789abcdefABCDEFx_:+-."
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+class _OnceLoader(_LOADER):  # type: ignore[misc, valid-type]
+    """Refuses a mapping with a key twice; PyYAML would silently use the last."""
+
+    def flatten_mapping(self, node: Any) -> None:
+        """Called for every mapping, and before keys are merged into it (`<<`), which may be there twice."""
+        if getattr(node, "is_checked", False):
+            return super().flatten_mapping(node)
+        node.is_checked, known = True, set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in known:
+                    raise yaml.MarkedYAMLError(problem=f"{key.value[:40]} is given twice", problem_mark=key.start_mark)
+                known.add((key.tag, key.value))
+        return super().flatten_mapping(node)
+
+
 def read_yaml(path: Path, *, what: str) -> Any:
     """The content of a YAML file; errors are UsageErrors that begin with `what` and the path."""
     try:
@@ -44,7 +60,7 @@ def parse_yaml(text: str, *, source: str) -> Any:
         raise UsageError(f"{source} has {len(text):,} characters, but at most {MAX_BYTES:,} are read.")
     try:
         _check_limits(text, source)
-        return yaml.load(text, Loader=_LOADER)
+        return yaml.load(text, Loader=_OnceLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""

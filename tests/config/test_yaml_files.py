@@ -57,3 +57,10 @@ def test_files_that_are_none(tmp_path: Path) -> None:
             read_yaml(tmp_path / name, what="config file")
     with pytest.raises(UsageError, match="null"):
         read_yaml(Path("a\0b"), what="config file")
+
+
+def test_a_key_twice_is_an_error_and_a_merged_one_is_not() -> None:
+    with pytest.raises(UsageError, match=r"a file is not valid YAML at line 3, column 3: b is given twice\."):
+        parse_yaml("a:\n  b: 1\n  b: 2", source="a file")
+    merged = parse_yaml("a: &a {x: 1, y: 2}\nb: &b {<<: *a, x: 3}\nc: {<<: *b, y: 4}", source="a file")
+    assert merged == {"a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 2}, "c": {"x": 3, "y": 4}}

@@ -27,6 +27,7 @@ TIMES = {
     "advantage_seconds",
     "store_seconds",
     "update_seconds",
+    "muscle_seconds",
 }
 FILES = ("agent.pt", "optimizer.pt", "training_state.pt")
 # A process that trains as the command does, with the test's own envs registered.

@@ -67,6 +67,16 @@ CASES: dict[str, dict[str, Any]] = {
     "rnn, compiled": {"env": "Hopper-v5", **RECURRENT, "bptt_length": 2, "num_steps": 32, "compile": "on"},
     "rnn, held": {"env": "Hopper-v5", **RECURRENT, "action_hold_seconds": 0.03},
     "rnn, tensors": {"env": "proxima/SyntheticQuadruped-v0", **RECURRENT},
+    "muscles": {  # two learners, and a network that is part of the envs
+        "env_file": "base_lonly",
+        "env_kwargs": "{hidden_sizes: [16, 16]}",
+        "num_envs": 2,
+        "hidden_sizes": [16],
+        "muscle_batch_size": 32,
+        "muscle_num_epochs": 2,
+        "muscle_warm_start": 2,
+        "preset": "none",
+    },
     "all normalised, adaptive": {"env": "Walker2d-v5", "lr_schedule": "adaptive", "recompute_advantage": True},
 }
 

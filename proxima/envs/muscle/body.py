@@ -28,6 +28,8 @@ def load_model(model: str, *, timestep: float, muscles: bool) -> mujoco.MjModel:
     """
     spec = _read_spec(model)
     spec.option.timestep = timestep
+    # MuJoCo would put a diverged body back to its first position, in the middle of the episode.
+    spec.option.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)
     if not any(geom.type == mujoco.mjtGeom.mjGEOM_PLANE for geom in spec.geoms):
         spec.worldbody.add_geom(name="floor", type=mujoco.mjtGeom.mjGEOM_PLANE, size=[0, 0, 1])
     for actuator in list(spec.actuators):

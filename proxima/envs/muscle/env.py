@@ -219,7 +219,7 @@ class MuscleVecEnv(EpisodicVecEnv):
             self._constraint[rows] = self._now["qfrc_constraint"][rows]
         self._effort = effort / (settings.substeps * max(1, self.model.nu))
         speed = (self._across() - before) / duration
-        return self._reward(speed), self._fallen()
+        return np.nan_to_num(self._reward(speed)), self._fallen()
 
     def _apply(self, target: Array, *, kept: NDArray[np.int64]) -> Array:
         """Set the controls of one substep; returns the mean squared activation `[N]`. Tuples of `kept` are stored."""
@@ -237,8 +237,9 @@ class MuscleVecEnv(EpisodicVecEnv):
         activation = self.network(entries, demand)
         self.ctrl[:] = activation
         if len(kept):
-            self._entries[kept] = entries[kept]
-            self._demand[kept] = demand[kept]
+            # Zeros of a diverged body: nothing can be learned from it.
+            self._entries[kept] = np.nan_to_num(entries[kept])
+            self._demand[kept] = np.nan_to_num(demand[kept])
         return np.square(activation).sum(1)
 
     def _muscles(self) -> tuple[Array, Array]:
@@ -328,6 +329,8 @@ class MuscleVecEnv(EpisodicVecEnv):
             root = [self.qpos[:, 2:3], self.qvel[:, :3]]
         parts = [self._height()[:, None], *root, self.qpos[:, joints.qpos], self.qvel[:, joints.dof]]
         np.concatenate((*parts, np.sin(turn), np.cos(turn)), axis=1, out=self._obs)
+        if not np.isfinite(self._obs.sum()):  # the final observation of a diverged body
+            self._obs[~np.isfinite(self._obs)] = 0.0
         return self._obs_tensor
 
     # State -----------------------------------------------------------------------------------------------------------
