@@ -124,6 +124,11 @@ class EpisodicVecEnv(VecEnv):
         """Restore the state of the world and return its observation."""
 
     @property
+    def time_limit(self) -> int | None:
+        """Env steps of the longest episode; None if there is no limit."""
+        return None if self.max_episode_steps == NO_LIMIT else self.max_episode_steps
+
+    @property
     def episode_length(self) -> Array:
         """int64: env steps of the current episode, including the current one."""
         return self._clock - self._begun

@@ -174,10 +174,7 @@ def evaluate(
         saved.hand_networks(world)
         policy.spec.check_fit(Spec.from_spaces(world.observation_space, world.action_space), env_id)
         start = time.perf_counter()
-        with process_settings_kept():
-            if not any(is_image(spec.shape) for spec in policy.spec.obs.values()):
-                torch.set_num_threads(1)  # faster for small networks
-            done = run_episodes(policy, world, episodes=episodes, seed=seed, deterministic=deterministic, trace=trace)
+        done = run_episodes(policy, world, episodes=episodes, seed=seed, deterministic=deterministic, trace=trace)
         seconds = time.perf_counter() - start
     finally:
         world.close()
@@ -189,6 +186,15 @@ def run_episodes(
     policy: Policy, env: VecEnv, *, episodes: int, seed: int, deterministic: bool, trace: bool = False
 ) -> list[Episode]:
     """Run the same number of episodes in each env (+- 1): taking those that end first would favour short ones."""
+    with process_settings_kept():
+        if not policy.image_keys:
+            torch.set_num_threads(1)  # faster for small networks
+        return _run_episodes(policy, env, episodes, seed=seed, deterministic=deterministic, trace=trace)
+
+
+def _run_episodes(
+    policy: Policy, env: VecEnv, episodes: int, *, seed: int, deterministic: bool, trace: bool
+) -> list[Episode]:
     wanted = [len(range(i, episodes, env.num_envs)) for i in range(env.num_envs)]
     finished: list[list[Episode]] = [[] for _ in wanted]
     rows: list[list[dict[str, np.ndarray]]] = [[] for _ in wanted]

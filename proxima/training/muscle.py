@@ -50,11 +50,11 @@ class PPOMuscle(PPO):
 
     def text(self) -> str:
         """What the numbers of the run come to, in the terms of the published configurations."""
-        size, steps = self.config.rollout_size, self.config.run.total_timesteps
-        return (
-            f"{size:,} samples a batch, {-(-steps // size):,} updates for {steps:,} steps; 16 workers x 512 steps are "
-            f"8,192 a batch and {-(-steps // 8192):,} updates, 32,768 a batch are {-(-steps // 32768):,}."
-        )
+        steps = self.config.run.total_timesteps
+        updates = {size: -(-steps // size) for size in (self.config.rollout_size, 8192, 32768)}
+        own, *others = (f"{count:,} update{'s' * (count != 1)} of {size:,} samples" for size, count in updates.items())
+        equal = "16 workers x 512 steps collect 8,192 samples"
+        return f"{steps:,} steps are {own}{''.join(f', or {other}' for other in others)}; {equal}."
 
     def iterate(self) -> dict[str, float]:
         """One rollout, and the updates of both learners."""

@@ -70,6 +70,7 @@ def build_parts(config: Config) -> Parts:
         spec = Spec.from_spaces(env.observation_space, env.action_space)
         images = any(is_image(obs.shape) for obs in spec.obs.values())
         limit = options.max_episode_steps or find_spec(options.env).max_episode_steps
+        limit = limit or getattr(env, "time_limit", None)
         traits = Traits(discrete=spec.action.kind != "box", images=images, time_limit=limit)
         chosen, notices = settle(config, traits)
         device = choose_device(config, images=images or env.device.type == "cuda")

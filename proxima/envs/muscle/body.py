@@ -4,6 +4,7 @@ Driven joints are those that no equality constraint ties to another joint. Torqu
 they follow, by the slope of the constraint's polynomial. The root's joints are driven by nothing.
 """
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,9 @@ def load_model(model: str, *, timestep: float, muscles: bool) -> mujoco.MjModel:
     elif not spec.actuators:
         raise UsageError(f"model {model} has no muscles: use control mode direct, or another model.")
     try:
-        return spec.compile()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return spec.compile()
     except ValueError as error:
         raise UsageError(f"model {model} cannot be built: {_first_line(error)}.") from None
 
@@ -58,7 +61,9 @@ def _read_spec(model: str) -> mujoco.MjSpec:
             raise UsageError(
                 f'model {model} is part of the package myo_sim: pip install "proxima-rl[muscle]".'
             ) from None
-        return load_spec(model)
+        with warnings.catch_warnings():  # about saving its spec, which is not done here
+            warnings.simplefilter("ignore")
+            return load_spec(model)
     path = FILES / f"{OWN_MODEL}.xml" if model == OWN_MODEL else Path(model)
     if not path.is_file():
         known = ", ".join((OWN_MODEL, *MYO_MODELS))
