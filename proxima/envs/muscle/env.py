@@ -238,8 +238,8 @@ class MuscleVecEnv(EpisodicVecEnv):
         self.ctrl[:] = activation
         if len(kept):
             # Zeros of a diverged body: nothing can be learned from it.
-            self._entries[kept] = np.nan_to_num(entries[kept])
-            self._demand[kept] = np.nan_to_num(demand[kept])
+            self._entries[kept] = np.nan_to_num(entries[kept], posinf=0.0, neginf=0.0)
+            self._demand[kept] = np.nan_to_num(demand[kept], posinf=0.0, neginf=0.0)
         return np.square(activation).sum(1)
 
     def _muscles(self) -> tuple[Array, Array]:
