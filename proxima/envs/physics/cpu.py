@@ -1,5 +1,6 @@
 """Batched physics on the CPU: `mujoco.batch`, on native threads, in float64."""
 
+import warnings
 from typing import Any
 
 import mujoco
@@ -32,9 +33,9 @@ class CpuPhysics(Physics):
     def derived(self, name: str) -> Tensor:
         """A live `[N, ...]` tensor of an MjData field."""
         if name not in self._fields:
-            array = self._batch.bind(name)
-            array.flags.writeable = array.flags.writeable or array.base is None
-            self._fields[name] = torch.from_numpy(np.asarray(array))
+            with warnings.catch_warnings():  # outputs are read-only for NumPy; nobody writes to them here
+                warnings.simplefilter("ignore")
+                self._fields[name] = torch.from_numpy(self._batch.bind(name))
         return self._fields[name]
 
     def step(self, count: int) -> None:

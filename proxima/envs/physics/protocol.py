@@ -37,7 +37,7 @@ class Physics(ABC):
 
     @abstractmethod
     def reset(self, mask: Tensor, qpos: Tensor, qvel: Tensor) -> None:
-        """Restart the worlds in `mask` `[N]` with their rows of `qpos` `[N, nq]` and `qvel` `[N, nv]`; zero controls."""
+        """Restart the worlds in `mask` `[N]` from their rows of `qpos` `[N, nq]` and `qvel` `[N, nv]`."""
 
     @abstractmethod
     def per_world(self, name: str) -> Tensor:
