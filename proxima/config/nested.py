@@ -50,11 +50,8 @@ def _value(kind: Any, value: Any, path: str, limits: Mapping[str, Any]) -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is dict:
         if not isinstance(value, Mapping):
-            raise UsageError(f"{path} is {value!r}, but it must hold one entry per joint.")
-        return {
-            str(name): build(args[1], item if item is not None else {}, f"{path}.{name}")
-            for name, item in value.items()
-        }
+            raise UsageError(f"{path} is {value!r}, but it must hold 'name: value' lines.")
+        return {str(name): _value(args[1], item, f"{path}.{name}", {"least": 0.0}) for name, item in value.items()}
     if origin is tuple:
         items = value.replace(",", " ").split() if isinstance(value, str) else value
         if not isinstance(items, (list, tuple)) or not items:

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from proxima.config.nested import build, number
+from proxima.envs.locomotion.terrain import KINDS
+from proxima.errors import UsageError
 
 _NEGATIVE = -1e9
 
@@ -20,7 +22,7 @@ class Control:
     """Actions per second; the physics takes 200 steps per second."""
     action_scale: float = number(0.25, above=0.0)
     """Radians per unit of action."""
-    kp: float = number(20.0, above=0.0)
+    kp: float = number(35.0, above=0.0)
     """Nm/rad."""
     kd: float = number(0.5)
     """Nms/rad."""
@@ -126,4 +128,7 @@ class QuadrupedSettings:
 def parse(content: dict[str, Any]) -> QuadrupedSettings:
     """Settings from nested mappings."""
     settings: QuadrupedSettings = build(QuadrupedSettings, content)
+    for kind in settings.ground.shares:
+        if kind not in KINDS:
+            raise UsageError(f"ground.shares.{kind}: there is no such terrain; it can be {', '.join(KINDS)}.")
     return settings
