@@ -17,6 +17,7 @@ from proxima.envs.locomotion import settings as options
 from proxima.envs.locomotion.robot import LEGS, STANCE, build_model
 from proxima.envs.locomotion.terrain import Terrain, make_terrain
 from proxima.envs.physics.cpu import CpuPhysics
+from proxima.errors import UsageError
 
 JOINTS = 12
 SCAN_X, SCAN_Y = (-0.45, 1.2, 12), (-0.75, 0.75, 11)
@@ -172,7 +173,8 @@ class Quadruped(EpisodicVecEnv):
     # One step --------------------------------------------------------------------------------------------------------
 
     def _advance(self, action: Tensor, moving: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        assert moving is None or bool(moving.all()), "held actions are not supported"
+        if moving is not None and not bool(moving.all()):
+            raise UsageError("actions cannot be held on this env: leave out action_hold_seconds.")
         world, physics, dtype = self._world, self.physics, self.physics.dtype
         action = action.to("cpu", dtype)
         physics.ctrl[:] = self._stance + self.settings.control.action_scale * action
