@@ -1,21 +1,14 @@
 """The settings of a muscle env: what an env file says, checked. Reading the files is in `env_file.py`."""
 
-import dataclasses
-import math
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from proxima.config.options import nearest
+from proxima.config.nested import build, number, plain
 from proxima.errors import UsageError
 
 OWN_MODEL, MYO_MODELS = "planar_legs", ("myolegs26",)
 """Bodies by name: our own, and those of the package myo_sim."""
-
-
-def _number(default: float, *, least: float = 0.0, above: float | None = None) -> Any:
-    return field(default=default, metadata={"least": least, "above": above})
 
 
 @dataclass(frozen=True)
@@ -24,13 +17,13 @@ class Control:
 
     mode: Literal["hierarchical", "direct"] = "hierarchical"
     """hierarchical: a network turns the torques into muscle activations; direct: the torques act on the joints."""
-    rate: float = _number(30.0, above=0.0)
+    rate: float = number(30.0, above=0.0)
     """Actions per second."""
-    simulation_rate: float = _number(480.0, above=0.0)
+    simulation_rate: float = number(480.0, above=0.0)
     """Physics steps per second; torques and activations are computed in each."""
-    action_scale: float = _number(0.1, above=0.0)
+    action_scale: float = number(0.1, above=0.0)
     """Radians of joint target per unit of action."""
-    kp: float = _number(300.0)
+    kp: float = number(300.0)
     """Stiffness of every driven joint, in Nm/rad."""
     kv: float | None = None
     """Damping of every driven joint, in Nms/rad; None is sqrt(2 kp)."""
@@ -58,7 +51,7 @@ class Reference:
 
     motion: Literal["walk", "stand"] = "walk"
     """walk: a gait cycle; stand: upright, all joints at 0."""
-    period: float = _number(1.1, above=0.0)
+    period: float = number(1.1, above=0.0)
     """Seconds per gait cycle."""
     random_start: bool = True
     """Episodes start at a random phase of the motion; otherwise at phase 0."""
@@ -68,15 +61,15 @@ class Reference:
 class Reward:
     """Factors of the reward, each `exp(-k error)`, k 0 for none: the reward is the product of `0.1 + 0.9 factor`."""
 
-    pose: float = _number(2.0)
+    pose: float = number(2.0)
     """Of the squared differences of joint angles, in rad."""
-    velocity: float = _number(0.02)
+    velocity: float = number(0.02)
     """Of the squared differences of joint velocities, in rad/s."""
-    end_effector: float = _number(20.0)
+    end_effector: float = number(20.0)
     """Of the squared distances of the feet, seen from the root, in m."""
-    root: float = _number(10.0)
+    root: float = number(10.0)
     """Of the squared error of the root's height (m), tilt (rad) and, times 0.1, speed (m/s)."""
-    metabolic: float = _number(8.0)
+    metabolic: float = number(8.0)
     """Of the mean squared activation; 1 in direct mode."""
 
 
@@ -84,11 +77,11 @@ class Reward:
 class Termination:
     """What ends an episode."""
 
-    height: float = _number(0.75)
+    height: float = number(0.75)
     """A root below this share of its height in the reference motion."""
-    tilt: float = _number(0.8, above=0.0)
+    tilt: float = number(0.8, above=0.0)
     """A root tilted by more than this, in rad."""
-    seconds: float = _number(10.0, above=0.0)
+    seconds: float = number(10.0, above=0.0)
     """The time limit."""
 
 
@@ -131,80 +124,12 @@ class MuscleSettings:
 
 def parse_settings(content: Mapping[str, Any]) -> MuscleSettings:
     """Settings from nested mappings, as in a file; numbers may be text. A UsageError names a wrong key or value."""
-    settings: MuscleSettings = _build(MuscleSettings, content, "")
+    settings: MuscleSettings = build(MuscleSettings, content)
     settings.check()
     return settings
 
 
 def to_dict(settings: MuscleSettings) -> dict[str, Any]:
     """The settings as plain mappings, lists, text and numbers; `parse_settings` reads them back."""
-    return _plain(dataclasses.asdict(settings))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
-
-
-def _build(kind: Any, content: Any, where: str) -> Any:
-    if not isinstance(content, Mapping):
-        raise UsageError(f"{where or 'the file'} is {content!r}, but it must hold 'name: value' lines.")
-    hints = typing.get_type_hints(kind)
-    fields = {f.name: f for f in dataclasses.fields(kind)}
-    values = {}
-    for key, value in content.items():
-        path = f"{where}.{key}" if where else str(key)
-        if key not in fields:
-            raise UsageError(f"there is no setting {path}.{nearest(str(key), fields)}")
-        values[key] = _value(hints[key], value, path, fields[key].metadata)
-    return kind(**values)
-
-
-def _value(kind: Any, value: Any, path: str, limits: Mapping[str, Any]) -> Any:
-    if dataclasses.is_dataclass(kind):
-        return _build(kind, value if value is not None else {}, path)
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if origin is dict:
-        if not isinstance(value, Mapping):
-            raise UsageError(f"{path} is {value!r}, but it must hold one entry per joint.")
-        return {
-            str(name): _build(args[1], item if item is not None else {}, f"{path}.{name}")
-            for name, item in value.items()
-        }
-    if origin is tuple:
-        items = value.replace(",", " ").split() if isinstance(value, str) else value
-        if not isinstance(items, (list, tuple)) or not items:
-            raise UsageError(f"{path} is {value!r}, but it must be a list.")
-        return tuple(_value(args[0], item, path, {"least": 1} if args[0] is int else {}) for item in items)
-    if origin is Literal:
-        if str(value) not in args:
-            raise UsageError(f"{path} is {value!r}, but it must be one of {', '.join(args)}.")
-        return str(value)
-    if type(None) in args:
-        if value is None or str(value).lower() == "none":
-            return None
-        return _value(args[0], value, path, limits or {"least": 0.0})
-    if kind is bool:
-        if str(value).lower() not in ("true", "false"):
-            raise UsageError(f"{path} is {value!r}, but it must be true or false.")
-        return str(value).lower() == "true"
-    if kind is str:
-        return str(value)
-    return _checked_number(kind, value, path, limits)
-
-
-def _checked_number(kind: type, value: Any, path: str, limits: Mapping[str, Any]) -> Any:
-    is_cut = kind is int and isinstance(value, float) and not value.is_integer()
-    try:
-        number = math.nan if isinstance(value, bool) or is_cut else kind(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise UsageError(f"{path} is {value!r}, but it must be a {'whole ' if kind is int else ''}number.")
-    if (above := limits.get("above")) is not None:
-        if number <= above:
-            raise UsageError(f"{path} is {number:g}, but it must be above {above:g}.")
-    elif (least := limits.get("least")) is not None and number < least:
-        raise UsageError(f"{path} is {number:g}, but it must be at least {least:g}.")
-    return number
+    found: dict[str, Any] = plain(settings)
+    return found

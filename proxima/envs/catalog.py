@@ -31,12 +31,16 @@ TENSOR_WORLDS = {
     f"{OURS}/{name}-v0": f"proxima.envs.toys.tensor_worlds:{name}" for name in ("SyntheticQuadruped", "Recall")
 }
 """Our own envs on tensors: the class that runs all envs at once. `single` makes one of them for Gymnasium."""
-_MUSCLE = f"{OURS}/Muscle-v0"
+_ON_MUJOCO = {"Muscle": "muscle.env:MuscleVecEnv muscle.single:MuscleEnv"}
+_ON_MUJOCO |= {"Quadruped": "locomotion.env:Quadruped locomotion.single:QuadrupedEnv"}
+"""Our own envs on MuJoCo: the class that runs all envs at once, and that of one of them for Gymnasium."""
 for _id in TENSOR_WORLDS:
     _steps = 1000 if "Quadruped" in _id else None
     gym.register(_id, "proxima.envs.tensor_env:single", max_episode_steps=_steps, kwargs={"env_id": _id})
-TENSOR_WORLDS[_MUSCLE] = "proxima.envs.muscle.env:MuscleVecEnv"
-gym.register(_MUSCLE, "proxima.envs.muscle.single:MuscleEnv")
+for _name, _classes in _ON_MUJOCO.items():
+    _all, _one = (f"proxima.envs.{name}" for name in _classes.split())
+    TENSOR_WORLDS[f"{OURS}/{_name}-v0"] = _all
+    gym.register(f"{OURS}/{_name}-v0", _one)
 for _name, _steps, _entry_point in (
     ("CartPoleHidden-v1", 500, "hidden_velocity:cart_pole"),
     ("PendulumHidden-v1", 200, "hidden_velocity:pendulum"),

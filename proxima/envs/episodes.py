@@ -111,6 +111,10 @@ class EpisodicVecEnv(VecEnv):
         tensors must not be overwritten.
         """
 
+    def _info(self) -> dict[str, Tensor]:
+        """`[N]` float64 for every name in `episode_info`: of the episodes that end in this step."""
+        return {}
+
     def _aux(self) -> dict[str, Tensor]:
         """`Step.aux` of the step just taken, as tensors that `_start` does not change."""
         return {}
@@ -165,7 +169,7 @@ class EpisodicVecEnv(VecEnv):
             return Step(obs, self._tensor(reward), never, never, None, self._nothing_ended, duration, aux)
         truncated = self._deadline <= self._clock
         ended = truncated if terminated is None else truncated | terminated
-        episodes = Episodes(self._tensor(self._return), self._tensor(self.episode_length))
+        episodes = Episodes(self._tensor(self._return), self._tensor(self.episode_length), info=self._info())
         self._aligned &= terminated is None
         self._restart(ended)
         return Step(

@@ -133,7 +133,7 @@ MISTAKES = {
     "infinite": ("hidden_sizes: [.inf]", "hidden_sizes is inf, but it must be a whole number"),
     "no units": ("hidden_sizes: [0]", "hidden_sizes is 0, but it must be at least 1"),
     "number for a section": ("control: 3", "control is 3, but it must hold 'name: value' lines"),
-    "list of joints": ("joints: [hip_r]", "joints is .*one entry per joint"),
+    "list of joints": ("joints: [hip_r]", "joints is .*it must hold 'name: value' lines"),
     "rates": ("control: {rate: 30, simulation_rate: 500}", "simulation_rate is 500, but it must be a multiple of"),
     "slower physics": ("control: {rate: 60, simulation_rate: 30}", "must be a multiple of control.rate 60"),
     "no rate": ("control: {rate: 0}", "control.rate is 0, but it must be above 0"),

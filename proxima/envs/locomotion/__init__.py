@@ -1,0 +1,1 @@
+"""A quadruped robot that follows velocity commands over terrain."""
