@@ -18,6 +18,7 @@ _TORQUE_SCALE = 100.0
 _GRADIENT_LIMIT = 0.5
 _FLOOR_SAMPLES, _FLOOR_STEPS = 64, 300
 _INFEASIBLE = 1.0  # Nm
+_ADAM_EPS = 1e-5
 
 
 class Tuples(NamedTuple):
@@ -38,6 +39,7 @@ class MuscleLearner(Learner):
     def __init__(self, net: "MuscleNet", config: Config, *, device: torch.device, seed: int, num_iterations: int):
         own, self.options = copy.deepcopy(config), config.muscle
         own.optimizer.learning_rate = self.options.muscle_learning_rate
+        own.optimizer.optimizer, own.optimizer.weight_decay, own.optimizer.adam_eps = "adam", 0.0, _ADAM_EPS
         own.optimizer.lr_schedule, own.optimizer.max_grad_norm = "constant", None
         own.optimizer.gradient_accumulation, own.optimizer.precision = 1, "fp32"
         self.net = net
@@ -81,9 +83,9 @@ class MuscleLearner(Learner):
 
     @torch.no_grad()
     def _floor(self, tuples: Tuples) -> tuple[float, float]:
-        """What no network can beat, on evenly spaced tuples: mean absolute error of the best activations, in Nm.
+        """Mean absolute error of the best activations by least squares, in Nm, on some evenly spaced tuples.
 
-        Also the share of demands that they miss by more than 1 Nm.
+        Also the share of these that they miss by more than 1 Nm.
         """
         rows = torch.linspace(0, len(tuples.torque) - 1, min(_FLOOR_SAMPLES, len(tuples.torque)), device=self.device)
         entries, torque = (x[rows.long()] for x in tuples)

@@ -16,6 +16,7 @@ import yaml
 from proxima.algorithms import ALGORITHMS
 from proxima.config import sections
 from proxima.config.env_file import FIXED_SETTINGS, MUSCLE_ENV, changed_settings, env_file_options
+from proxima.config.nested import merged
 from proxima.config.options import Option, nearest, options_of, shown
 from proxima.config.presets import ABOUT, all_presets, packaged_file, preset_for
 from proxima.config.yaml_files import read_yaml
@@ -248,11 +249,19 @@ def load_config(
         raise UsageError("preset is for a new run: a resume has the options of its checkpoint; give single options.")
     else:
         config, layers = base, {}
-    if env_file := (merged := {**next(iter(layers.values()), {}), **file, **flags}).get("env_file"):
-        if "env" in flags and flags["env"] != MUSCLE_ENV:
-            raise UsageError(f"env is {flags['env']} and env_file is {env_file}: give one of them.")
-        layers |= {env_file: env_file_options(env_file, merged.get("env_kwargs", {}))}
-        file, flags = ({k: v for k, v in values.items() if k != "env_kwargs"} for values in (file, flags))
+    if base is not None and base.env.env_file is not None and "env_file" not in flags:
+        for values in (file, flags):  # single settings of the checkpoint's env are changed
+            if "env_kwargs" in values:
+                values["env_kwargs"] = merged(config.env.env_kwargs, values["env_kwargs"])
+    given = {**next(iter(layers.values()), {}), **file, **flags}
+    if env_file := given.get("env_file"):
+        if given.get("env", MUSCLE_ENV) != MUSCLE_ENV:
+            raise UsageError(f"env is {given['env']} and env_file is {env_file}: give one of them.")
+        layers |= {env_file: env_file_options(env_file, given.get("env_kwargs", {}))}
+        file, flags = (
+            {name: value for name, value in values.items() if name not in ("env_kwargs", "env_file")}
+            for values in (file, flags)
+        )
     for source, values in {**layers, str(path): file, "flags": flags}.items():
         _assign(config, {name: value for name, value in values.items() if name != "preset"}, source=source)
     if base is None:

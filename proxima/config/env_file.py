@@ -10,6 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from proxima.config.muscle_settings import MYO_MODELS, OWN_MODEL, MuscleSettings, parse_settings, to_dict
+from proxima.config.nested import merged
 from proxima.config.presets import FOLDER
 from proxima.config.yaml_files import MAX_BYTES, MAX_DEPTH, read_yaml
 from proxima.errors import UsageError
@@ -32,8 +33,9 @@ def find_env_file(name: str | Path) -> Path:
     if path.is_file():
         return path
     known = env_files()
-    if path.parent in (Path(), Path("data/env")) and path.suffix in ("", *SUFFIXES) and path.stem in known:
-        return known[path.stem]
+    packaged = known.get(path.stem)
+    if packaged and path.parent in (Path(), Path("data/env")) and path.suffix in ("", packaged.suffix):
+        return packaged
     raise UsageError(f"there is no env file {str(name)!r}: give a path, or one of {', '.join(known)}.")
 
 
@@ -59,9 +61,13 @@ def read_env_file(name: str | Path) -> MuscleSettings:
 
 def env_file_options(name: str | Path, env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Options that follow from an env file: env, keywords, name and algorithm. `env_kwargs` change single settings."""
-    settings = parse_settings(_merged(to_dict(read_env_file(name)), env_kwargs))
+    content = merged(to_dict(read_env_file(name)), env_kwargs)
+    if Path(content["model"]).is_file():
+        content["model"] = str(Path(content["model"]).resolve())  # a run can be used from any folder
+    settings = parse_settings(content)
     return {
         "env": MUSCLE_ENV,
+        "env_file": str(Path(name).resolve()) if Path(name).is_file() else str(name),
         "env_kwargs": to_dict(settings),
         "name": Path(name).stem,
         "algorithm": "PPO+muscle" if settings.control.mode == "hierarchical" else "PPO",
@@ -76,16 +82,6 @@ def changed_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> Ite
             yield from ((f"{name}.{inner}", *values) for inner, *values in changed_settings(old, new))
         elif old != new:
             yield name, old, new
-
-
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with the entries of `over`, mappings within mappings too."""
-    both = {
-        key: _merged(base[key], over[key])
-        for key in base.keys() & over.keys()
-        if isinstance(base[key], Mapping) and isinstance(over[key], Mapping)
-    }
-    return {**base, **over, **both}
 
 
 class _Doctype(Exception):
@@ -122,6 +118,7 @@ def _element(element: ElementTree.Element, path: Path, *, depth: int) -> Any:
         if child.tag in entries:
             raise UsageError(f"env file {path}: <{element.tag}> has {child.tag} twice.")
         entries[child.tag] = _element(child, path, depth=depth + 1)
+        text += (child.tail or "").strip()
     if entries and text:
         raise UsageError(f"env file {path}: <{element.tag}> has text {text[:40]!r} beside its entries.")
     return entries if entries or not text else text

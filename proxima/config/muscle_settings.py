@@ -9,6 +9,10 @@ from proxima.errors import UsageError
 
 OWN_MODEL, MYO_MODELS = "planar_legs", ("myolegs26",)
 """Bodies by name: our own, and those of the package myo_sim."""
+INPUT_SCALE = 200.0
+"""The muscle network sees moments and torques divided by this, in Nm."""
+LEAK = 0.2
+"""Slope of its LeakyReLU."""
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,16 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, tuple) else value
 
 
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with the entries of `over`, mappings within mappings too."""
+    both = {
+        key: merged(base[key], over[key])
+        for key in base.keys() & over.keys()
+        if isinstance(base[key], Mapping) and isinstance(over[key], Mapping)
+    }
+    return {**base, **over, **both}
+
+
 def build(kind: Any, content: Any, where: str = "") -> Any:
     """A dataclass of type `kind` from nested mappings; a UsageError names a wrong key or value by its path."""
     if not isinstance(content, Mapping):

@@ -38,7 +38,7 @@ class GaitAnalysis:
         obs, state = as_stored(env.reset(seed)), policy.first_state(_ENVS)
         rate, period = env.settings.control.rate, env.settings.reference.period
         rows: list[np.ndarray] = []
-        for _ in range(round(_SECONDS * rate)):
+        for _ in range(round(max(_SECONDS, 4.0 * period) * rate)):
             acted = policy.act(obs, None, state)
             step = env.step(acted.env_action)
             obs = as_stored(step.obs)

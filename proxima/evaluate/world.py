@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxima.config import Config
+from proxima.config.nested import merged
 from proxima.envs.make import find_spec
 from proxima.errors import UsageError
 
@@ -20,7 +21,7 @@ def chosen_env(
     refuse_window(given)
     env_id = env or options.env
     same_kind = env_id == options.env or find_spec(env_id).entry_point == find_spec(options.env).entry_point
-    kwargs = (options.env_kwargs if same_kind else {}) | given
+    kwargs = merged(options.env_kwargs, given) if same_kind else given
     if kwargs.get("render_mode") == "human":
         del kwargs["render_mode"]  # the run's own
     return env_id, kwargs, options.max_episode_steps if env_id == options.env else None

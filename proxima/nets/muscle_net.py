@@ -6,9 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-INPUT_SCALE = 200.0
-"""Moments and torques, in Nm, are divided by this."""
-LEAK = 0.2
+from proxima.config.muscle_settings import INPUT_SCALE, LEAK
 
 
 class MuscleNet(nn.Module):

@@ -23,7 +23,10 @@ class PPOMuscle(PPO):
         super().__init__(parts)
         config, env = parts.config, parts.env
         if not isinstance(env, MuscleVecEnv):
-            raise UsageError(f"algorithm PPO+muscle needs an env with muscles, not {config.env.env}: give env_file.")
+            raise UsageError(
+                f"algorithm PPO+muscle needs an env file and vec_env_mode batch, not {config.env.env} in "
+                f"{type(env).__name__}."
+            )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(stream_seed(config.run.seed, "muscle network"))
             self.muscle_net = MuscleNet(**env.network_shape(MUSCLE)).to(parts.device)
@@ -50,8 +53,8 @@ class PPOMuscle(PPO):
 
     def text(self) -> str:
         """What the numbers of the run come to, in the terms of the published configurations."""
-        steps = self.config.run.total_timesteps
-        updates = {size: -(-steps // size) for size in (self.config.rollout_size, 8192, 32768)}
+        steps, actions = self.config.run.total_timesteps, self.parts.num_policy_steps
+        updates = {size: -(-actions // size) for size in (self.config.rollout_size, 8192, 32768)}
         own, *others = (f"{count:,} update{'s' * (count != 1)} of {size:,} samples" for size, count in updates.items())
         equal = "16 workers x 512 steps collect 8,192 samples"
         return f"{steps:,} steps are {own}{''.join(f', or {other}' for other in others)}; {equal}."

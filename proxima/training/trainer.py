@@ -219,6 +219,8 @@ class Trainer:
             self._say(settings)
         for notice in self.notices:
             log.warning(notice)
+        if self.config.env.env_file is not None:
+            self._say(f"Env file {self.config.env.env_file}.")
         if about := self.algorithm.text():
             self._say(about)
         parameters = sum(p.numel() for p in self.policy.parameters())

@@ -1,5 +1,6 @@
 """Env files of muscle control: XML and YAML alike, names of packaged files, and mistakes as one line each."""
 
+import copy
 import re
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,12 @@ import pytest
 import torch
 import yaml
 
-from proxima.config import load_config
+from proxima.config import changes_at_resume, load_config
 from proxima.config.env_file import MUSCLE_ENV, env_file_options, env_files, find_env_file, read_env_file
 from proxima.config.muscle_settings import Control, Joint, MuscleSettings, parse_settings, to_dict
 from proxima.envs.muscle.env import MuscleVecEnv
 from proxima.errors import UsageError
+from proxima.evaluate.world import chosen_env
 
 YAML = """
 model: planar_legs
@@ -93,7 +95,8 @@ def test_packaged_files_by_name_and_by_the_usual_path() -> None:
     packaged = env_files()["base_lonly"]
     for name in ("base_lonly", "base_lonly.xml", "data/env/base_lonly.xml", Path("data/env/base_lonly.xml")):
         assert find_env_file(name) == packaged
-    assert read_env_file("data/env/A2.xml") == read_env_file("A2")  # the packaged one is A2.yaml
+    with pytest.raises(UsageError, match=r"there is no env file 'data/env/A2.xml'"):  # the packaged one is A2.yaml
+        find_env_file("data/env/A2.xml")
     own = Path("data/env/base_lonly.xml")
     own.parent.mkdir(parents=True)
     own.write_text("<env><reward pose='7'/></env>")
@@ -268,3 +271,16 @@ def test_a_preset_that_is_named_or_refused_is_not_replaced(tmp_path: Path) -> No
     refused = load_config(tmp_path / "mine.yaml", {"env_file": "A2", "preset": "none"})
     assert refused.run.preset == "none" and refused.ppo.num_steps == configured(preset="none").ppo.num_steps
     assert np.isclose(configured(preset="none", learning_rate=3e-4).optimizer.learning_rate, 3e-4)
+
+
+def test_single_settings_can_be_changed_in_evaluation_and_at_a_resume() -> None:
+    config = load_config(None, {"env_file": "A2"})
+    env_id, kwargs, _ = chosen_env(config, None, {"control": {"kp": 220}})
+    assert env_id == "proxima/Muscle-v0" and kwargs["control"] == {**config.env.env_kwargs["control"], "kp": 220}
+    after = load_config(None, {"env_kwargs": {"control": {"kp": 220}}}, base=copy.deepcopy(config))
+    assert [(option.name, new) for option, _, new in changes_at_resume(config, after)] == [("control.kp", 220)]
+
+
+def test_an_env_beside_an_env_file_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"env is HalfCheetah-v5 and env_file is A2: give one of them"):
+        load_config("halfcheetah", {"env_file": "A2"})

@@ -164,7 +164,7 @@ def test_a_direct_file_trains_plain_ppo(tmp_path: Path) -> None:
 
 def test_an_env_without_muscles_is_refused() -> None:
     with pytest.raises(
-        UsageError, match=r"PPO\+muscle needs an env with muscles, not InvertedPendulum-v5: give env_file"
+        UsageError, match=r"PPO\+muscle needs an env file and vec_env_mode batch, not InvertedPendulum-v5"
     ):
         train(env="InvertedPendulum-v5", algorithm="PPO+muscle", **OPTIONS)
     with pytest.raises(UsageError, match="has no network 'muscle'"):

@@ -4,8 +4,9 @@ Driven joints are those that no equality constraint ties to another joint. Torqu
 they follow, by the slope of the constraint's polynomial. The root's joints are driven by nothing.
 """
 
+import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,24 +34,44 @@ def load_model(model: str, *, timestep: float, muscles: bool) -> mujoco.MjModel:
     spec.option.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)
     if not any(geom.type == mujoco.mjtGeom.mjGEOM_PLANE for geom in spec.geoms):
         spec.worldbody.add_geom(name="floor", type=mujoco.mjtGeom.mjGEOM_PLANE, size=[0, 0, 1])
-    for actuator in list(spec.actuators):
-        if not muscles:
-            spec.delete(actuator)
-        elif actuator.gaintype != mujoco.mjtGain.mjGAIN_MUSCLE:
-            raise UsageError(f"model {model}: the actuator {actuator.name!r} is not a muscle (gaintype muscle).")
-        else:
-            actuator.dyntype, actuator.actdim = mujoco.mjtDyn.mjDYN_NONE, 0
+    unused = [*spec.keys, *spec.sensors, *([] if muscles else [*spec.actuators, *_tendon_equalities(spec)])]
+    for element in unused:
+        spec.delete(element)
+    for actuator in spec.actuators:
+        if actuator.gaintype != mujoco.mjtGain.mjGAIN_MUSCLE or actuator.biastype != mujoco.mjtBias.mjBIAS_MUSCLE:
+            raise UsageError(f"model {model}: the actuator {actuator.name!r} is not a muscle (gaintype, biastype).")
+        actuator.dyntype, actuator.actdim = mujoco.mjtDyn.mjDYN_NONE, 0
+        # Limits would make the torque a function of the activation that is not linear.
+        actuator.forcelimited, actuator.ctrllimited = (int(mujoco.mjtLimited.mjLIMITED_FALSE),) * 2
+    for joint in spec.joints:
+        joint.actfrclimited = int(mujoco.mjtLimited.mjLIMITED_FALSE)
     if not muscles:
         for tendon in list(spec.tendons):
             spec.delete(tendon)
     elif not spec.actuators:
         raise UsageError(f"model {model} has no muscles: use control mode direct, or another model.")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with _quiet():
             return spec.compile()
     except ValueError as error:
         raise UsageError(f"model {model} cannot be built: {_first_line(error)}.") from None
+
+
+def _tendon_equalities(spec: mujoco.MjSpec) -> list[Any]:
+    return [equality for equality in spec.equalities if equality.type == mujoco.mjtEq.mjEQ_TENDON]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warnings of MuJoCo about a spec that would not be saved correctly: it is not saved."""
+    handler = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(lambda message: None)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        mujoco.set_mju_user_warning(handler)
 
 
 def _read_spec(model: str) -> mujoco.MjSpec:
@@ -61,8 +82,7 @@ def _read_spec(model: str) -> mujoco.MjSpec:
             raise UsageError(
                 f'model {model} is part of the package myo_sim: pip install "proxima-rl[muscle]".'
             ) from None
-        with warnings.catch_warnings():  # about saving its spec, which is not done here
-            warnings.simplefilter("ignore")
+        with _quiet():
             return load_spec(model)
     path = FILES / f"{OWN_MODEL}.xml" if model == OWN_MODEL else Path(model)
     if not path.is_file():
@@ -81,7 +101,7 @@ def _first_line(error: BaseException) -> str:
 class Joints:
     """Root, driven and tied joints of a model, as indices into qpos and qvel.
 
-    `reduce` takes forces `[N, nv]` to the coordinates that can move independently: the root's, then the driven ones.
+    The independent coordinates are those of the root, then the driven joints; `basis` has the others' velocities.
     """
 
     def __init__(self, model: mujoco.MjModel) -> None:
@@ -107,7 +127,13 @@ class Joints:
         self.num_root = 6 if self.is_free else 3
         self.independent = np.concatenate((np.arange(self.num_root), self.dof))
         """Dofs of the independent coordinates."""
-        self.low, self.high = model.jnt_range[driven].T
+        self.low, self.high = model.jnt_range[driven].T.copy()
+        free = ~model.jnt_limited[driven].astype(bool)
+        self.low[free], self.high[free] = -np.pi, np.pi
+        for j, i in tied.items():
+            if int(model.eq_obj2id[i]) not in driven:
+                pair = f"{model.joint(j).name!r} to {model.joint(int(model.eq_obj2id[i])).name!r}"
+                raise UsageError(f"an equality ties {pair}, which is not a driven joint: tie it to one.")
         columns = {j: k for k, j in enumerate(driven)}
         self._tied = [
             (
@@ -171,7 +197,7 @@ class MuscleMap:
         # Everything about length is a function of x = (fibre length / fibre length at rest) - 1.
         self._length = 1.0 / fibre, low - 1.0 - short / fibre
         self._ends = 1.0 / (lmin - 1.0), 1.0 / (lmax - 1.0)
-        self._speed, self._excess, self._fastest = 1.0 / (fibre * vmax), fvmax - 1.0, fvmax
+        self._speed, self._excess, self._fastest = 1.0 / (fibre * vmax), np.maximum(fvmax - 1.0, 1e-15), fvmax
         self._gain = -_peak_force(model.actuator_gainprm.T, model.actuator_acc0)
         low, high, _, _, _, lmax, _, fpmax = model.actuator_biasprm.T[:8]
         fibre = (long - short) / (high - low)
@@ -199,6 +225,8 @@ class MuscleMap:
             moments.append(data.actuator_moment.copy())
         reach = np.abs(self._dense(np.array(moments), qpos)).max(0)  # [M, J]
         self.joint, self.muscle = np.nonzero(reach.T > 1e-9)
+        if not len(self.joint):
+            raise UsageError("no muscle of the model moves a driven joint.")
         if not joints.are_tied:  # the place of each entry in MuJoCo's sparse moment matrix
             places = {(r, c): a for r, c, a in zip(rows, self._moment_col, adr, strict=True)}
             self._entry = np.array([places[m, joints.dof[j]] for j, m in zip(self.joint, self.muscle, strict=True)])

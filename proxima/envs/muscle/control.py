@@ -9,13 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from proxima.config.muscle_settings import MuscleSettings
+from proxima.config.muscle_settings import INPUT_SCALE, LEAK, MuscleSettings
 from proxima.envs.muscle.body import Array, Joints, mass_places
 from proxima.errors import UsageError
-
-INPUT_SCALE = 200.0
-"""The network sees moments and torques divided by this, in Nm."""
-LEAK = 0.2
 
 
 class StablePD:
@@ -69,7 +65,7 @@ class Activations:
                 f"layers.{i}.bias": torch.zeros(outputs),
             }
         self._layers = len(sizes) - 1
-        self.set_weights(self.weights)
+        self._pairs: list[tuple[Tensor, Tensor]] = []
 
     def set_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copy the weights of a `MuscleNet`: `layers.N.weight` and `layers.N.bias`."""
@@ -86,6 +82,11 @@ class Activations:
     @torch.no_grad()
     def __call__(self, entries: Array, torque: Array) -> NDArray[np.float32]:
         """Activations `[N, M]` for entries of A `[N, E]` and torques `[N, J]`."""
+        if not self._pairs:
+            raise UsageError(
+                "the muscles have no network yet: train with algorithm PPO+muscle (--env-file chooses it), or hand the "
+                "env the weights of muscle.pt by set_weights."
+            )
         x = torch.from_numpy(np.concatenate((entries, torque), 1, dtype=np.float32, casting="same_kind"))
         x /= INPUT_SCALE
         for weight, bias in self._pairs[:-1]:

@@ -41,7 +41,7 @@ class MuscleVecEnv(EpisodicVecEnv):
         max_episode_steps: The time limit in control steps; None is that of the settings.
         num_envs: Number of envs.
         spread_episodes: See `EpisodicVecEnv`.
-        **settings: What an env file says (`settings.MuscleSettings`), as nested mappings.
+        **settings: What an env file says (`config.muscle_settings.MuscleSettings`), as nested mappings.
     """
 
     uses_numpy = True
@@ -86,6 +86,7 @@ class MuscleVecEnv(EpisodicVecEnv):
             self.network = Activations(*sizes)
             self._entries = np.zeros((num_envs, len(self.map.joint)), np.float32)
             self._demand = np.zeros((num_envs, num_joints), np.float32)
+            self._last: tuple[Array, Array] = (np.zeros(self._entries.shape), np.zeros(self._demand.shape))
         self.torque = np.zeros((num_envs, num_joints))
         """Desired torques of the last substep."""
         self._effort = np.zeros(num_envs)
@@ -222,7 +223,7 @@ class MuscleVecEnv(EpisodicVecEnv):
         return np.nan_to_num(self._reward(speed)), self._fallen()
 
     def _apply(self, target: Array, *, kept: NDArray[np.int64]) -> Array:
-        """Set the controls of one substep; returns the mean squared activation `[N]`. Tuples of `kept` are stored."""
+        """Set the controls of one substep; returns the sum of squared activations `[N]`; stores tuples of `kept`."""
         now = self._now
         self.torque = self._pd.torque(
             target, self.qpos, self.qvel, mass=now["M"], bias=now["qfrc_bias"], constraint=self._constraint
@@ -232,7 +233,7 @@ class MuscleVecEnv(EpisodicVecEnv):
             torque = self.torque if limit is None else np.clip(self.torque, -limit, limit)
             self.ctrl[:, self.joints.dof] = torque
             return np.zeros(self.num_envs)
-        entries, passive = self._muscles()
+        entries, passive = self._last = self._muscles()
         demand = self.torque - passive
         activation = self.network(entries, demand)
         self.ctrl[:] = activation
@@ -261,10 +262,10 @@ class MuscleVecEnv(EpisodicVecEnv):
         return self._phase
 
     def delivered(self) -> Array:
-        """`[N, J]`, torques of the driven joints: of the muscles in the current state, or as applied in direct mode."""
+        """`[N, J]`, torques of the driven joints in the last substep, of the muscles or as applied in direct mode."""
         if self.map is None:
             return self.ctrl[:, self.joints.dof]
-        entries, passive = self._muscles()
+        entries, passive = self._last
         return (entries * self.ctrl.take(self.map.muscle, 1)) @ self.map.sum_by_joint + passive
 
     @property

@@ -44,4 +44,5 @@ class MuscleEnv(RenderedEnv):
         if self.world.map is not None:
             activation = np.clip(self.world.activation[0], 0.0, 1.0)[:, None]
             colours = (1.0 - activation) * _RESTING + activation * _ACTIVE
-            self.model.tendon_rgba[self.model.actuator_trnid[:, 0]] = colours
+            tendons = self.model.actuator_trntype == int(mujoco.mjtTrn.mjTRN_TENDON)
+            self.model.tendon_rgba[self.model.actuator_trnid[tendons, 0]] = colours[tendons]

@@ -70,7 +70,7 @@ def same(one: list[dict[str, Tensor]], two: list[dict[str, Tensor]]) -> bool:
 
 @pytest.mark.parametrize(
     ("file", "net"),
-    [pytest.param("base_lonly", "none", marks=pytest.mark.slow), ("base_lonly", "constant"), ("torque_legs", "none")],
+    [("base_lonly", "constant"), ("torque_legs", "none")],
 )
 def test_env_i_is_an_env_alone_with_seed_plus_i(file: str, net: str) -> None:
     """To the bit, over the ends of episodes."""
@@ -127,15 +127,20 @@ def test_a_restart_of_one_env_does_not_touch_the_others() -> None:
 
 
 def test_the_single_env_of_gymnasium_is_the_same() -> None:
-    settings = to_dict(read_env_file("base_lonly"))
-    env, one = make(1), make_env("proxima/Muscle-v0", num_envs=1, mode="sync", env_kwargs=settings)
+    settings = to_dict(read_env_file("torque_legs"))
+    env, one = make(1, file="torque_legs"), make_env("proxima/Muscle-v0", num_envs=1, mode="sync", env_kwargs=settings)
     assert torch.equal(env.reset(3)["obs"], one.reset(3)["obs"])
-    plain = make(1, net="none")
-    plain.reset(3)
     for a in actions(5, 1):
-        found, wanted = one.step(a), plain.step(a)
+        found, wanted = one.step(a), env.step(a)
         assert torch.equal(found.obs["obs"], wanted.obs["obs"]) and torch.equal(found.reward, wanted.reward)
     one.close()
+
+
+def test_muscles_without_a_network_are_refused() -> None:
+    env = MuscleVecEnv(num_envs=1, **to_dict(read_env_file("base_lonly")))
+    env.reset(0)
+    with pytest.raises(UsageError, match="the muscles have no network yet"):
+        env.step(actions(1, 1)[0])
 
 
 # Holds, ends, state --------------------------------------------------------------------------------------------------
@@ -425,13 +430,9 @@ def test_the_network_of_the_env_is_the_network() -> None:
 def test_tuples_are_of_a_substep_and_what_muscles_deliver_is_mujocos() -> None:
     env = make(2)
     env.reset(0)
+    joints = env.joints
     for a in actions(3, 2):
         step = env.step(a)
-    data, joints = mujoco.MjData(env.model), env.joints
-    for i in range(2):
-        data.qpos[:], data.qvel[:], data.ctrl[:] = env.qpos[i], env.qvel[i], env.ctrl[i]
-        mujoco.mj_forward(env.model, data)
-        np.testing.assert_allclose(env.delivered()[i], data.qfrc_actuator[joints.dof], rtol=0, atol=1e-9)
     entries, torque = step.aux["muscle_entries"], step.aux["muscle_torque"]
     assert entries.shape == (2, len(env.map.joint)) and torque.shape == (2, 6)  # type: ignore[union-attr]
     # With one substep per action, the tuple's demand is the torque asked for, less what the muscles do by themselves.
@@ -443,6 +444,9 @@ def test_tuples_are_of_a_substep_and_what_muscles_deliver_is_mujocos() -> None:
     step = slow.step(actions(1, 2)[0])
     wanted = slow.torque[1] - now.qfrc_actuator[joints.dof]  # the control was 0: passive torque
     np.testing.assert_allclose(step.aux["muscle_torque"][1], wanted, rtol=1e-5, atol=1e-3)
+    now.ctrl[:] = slow.ctrl[1]
+    mujoco.mj_forward(slow.model, now)
+    np.testing.assert_allclose(slow.delivered()[1], now.qfrc_actuator[joints.dof], rtol=0, atol=1e-9)
 
 
 def test_random_tuples_are_feasible_and_follow_their_seed() -> None:
