@@ -26,10 +26,7 @@ ENVS, ROUNDS, STEPS = 16, 9, 30
 SEEDS = (1, 2)
 TARGET = 240
 """Control steps: 8 of 10 seconds upright."""
-FAST = (
-    "--num-envs 32 --num-steps 128 --learning-rate 3e-4 --update-epochs 10 --minibatch-size 256 --gae-lambda 0.95 "
-    "--muscle-learning-rate 1e-3 --total-timesteps 330000"
-)
+FAST = "--preset muscle_fast --total-timesteps 330000"
 ARMS = {
     "muscles": f"--env-file base_lonly {FAST}",
     "torques": f"--env-file torque_legs {FAST}",
