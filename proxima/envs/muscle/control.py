@@ -18,7 +18,8 @@ class StablePD:
     """PD control whose damping acts on the velocity at the end of the step (Tan, Liu and Turk 2011).
 
     `tau = Kp (target - q - h qd) - Kd (qd + h qdd)`, with the acceleration that these torques would cause:
-    `qdd = (M + h Kd)^-1 (f - C + Kp (target - q - h qd) - Kd qd)`, f the constraint forces of the last step.
+    `qdd = (M + h Kd)^-1 (f - C + Kp (target - q - h qd) - Kd qd)`, f the constraint forces of the last step. As in
+    MASS, the passive damping of the joints is not part of it.
     """
 
     def __init__(self, settings: MuscleSettings, model: mujoco.MjModel, joints: Joints) -> None:
