@@ -93,7 +93,9 @@ def test_help_groups_and_explains(capsys: pytest.CaptureFixture[str]) -> None:
         assert stopped.value.code == 0
         texts[flag] = capsys.readouterr().out
     assert "ppo:\n  Proximal policy optimisation." in texts["--help-all"]
-    assert "--clip-range" in texts["--help-all"] and "(default: 0.2)" in texts["--help-all"]
+    assert "--clip-range" in texts["--help-all"] and "(default: 0.2, or what suits" in " ".join(
+        texts["--help-all"].split()
+    )
     assert "--learning-rate" in texts["--help"] and "--clip-range" not in texts["--help"]
     assert "--help-all" in texts["--help"] and "normalize:" not in texts["--help"]
 

@@ -23,6 +23,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "evaluated": PPO
     | {"env": "proxima/PixelCatch-v0", "env_kwargs": {"drops": 1, "image_size": 36}, "cnn_features": 8}
     | {"eval_every": 64, "eval_episodes": 2},
+    "muscles": PPO | {"env_file": "base_lonly", "env_kwargs": {"hidden_sizes": [4]}, "muscle_batch_size": 16},
 }
 TABLES_OF = {
     "PPO": {"progress", "speed", "learning", "PPO"},
@@ -30,6 +31,7 @@ TABLES_OF = {
     "held": {"progress", "speed", "learning", "PPO", "held actions"},
     "recurrent": {"progress", "speed", "learning", "PPO"},
     "evaluated": {"progress", "speed", "learning", "PPO", "evaluation"},
+    "muscles": {"progress", "speed", "learning", "PPO", "muscles"},
 }
 
 
@@ -69,8 +71,8 @@ def test_a_name_of_its_own_comes_before_a_family() -> None:
     for name in ("episode_success", "eval_return_std", "episode_return_min"):
         assert find_metric(name).name == name  # type: ignore[union-attr]
     assert find_metric("episode_x_pos").name == "episode_<name>"  # type: ignore[union-attr]
-    assert find_metric("episode_") is None and find_metric("muscle_loss") is None
+    assert find_metric("episode_") is None and find_metric("my_loss") is None
 
 
 def test_the_axis_has_no_tag_and_a_foreign_metric_has_one() -> None:
-    assert (tag("iteration"), tag("global_step"), tag("muscle_loss")) == (None, None, "update/muscle_loss")
+    assert (tag("iteration"), tag("global_step"), tag("my_loss")) == (None, None, "update/my_loss")
