@@ -29,6 +29,7 @@ class StablePD:
         pairs = zip(default, self.kp, strict=True)
         self.kv = np.array([np.sqrt(2.0 * kp) if kv is None else kv for kv, kp in pairs])
         self._step, self._joints, self._root = model.opt.timestep, joints, joints.num_root
+        self._at, self._dofs = _as_slice(joints.qpos), _as_slice(joints.dof)
         self._places, self._size = mass_places(model), model.nv
         self._mass = np.zeros((0, 0))
         damping = np.zeros(len(joints.independent))
@@ -38,7 +39,7 @@ class StablePD:
     def torque(self, target: Array, qpos: Array, qvel: Array, *, mass: Array, bias: Array, constraint: Array) -> Array:
         """Torques `[N, J]` towards targets `[N, J]`; `mass` is MuJoCo's sparse M `[N, nM]`, forces are `[N, nv]`."""
         joints, h = self._joints, self._step
-        q, qd = qpos[:, joints.qpos], qvel[:, joints.dof]
+        q, qd = qpos[:, self._at], qvel[:, self._dofs]
         pull = self.kp * (target - q - h * qd) - self.kv * qd
         if len(self._mass) != len(mass):
             self._mass = np.zeros((len(mass), mass.shape[1] + 1))  # the last column stays zero
@@ -52,6 +53,12 @@ class StablePD:
         force[:, self._root :] += pull
         acceleration = np.linalg.solve(dense + self._damping, force[:, :, None])[:, self._root :, 0]
         return pull - h * self.kv * acceleration
+
+
+def _as_slice(index: NDArray[np.int64]) -> slice | NDArray[np.int64]:
+    """A slice where the indices are consecutive: taking columns by it copies nothing."""
+    first, count = int(index[0]), len(index)
+    return slice(first, first + count) if (index == first + np.arange(count)).all() else index
 
 
 class Activations:

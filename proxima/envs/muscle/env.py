@@ -239,8 +239,9 @@ class MuscleVecEnv(EpisodicVecEnv):
         self.ctrl[:] = activation
         if len(kept):
             # Zeros of a diverged body: nothing can be learned from it.
-            self._entries[kept] = np.nan_to_num(entries[kept], posinf=0.0, neginf=0.0)
-            self._demand[kept] = np.nan_to_num(demand[kept], posinf=0.0, neginf=0.0)
+            sane = np.isfinite(demand[kept].sum(1) + entries[kept].sum(1))[:, None]
+            self._entries[kept] = np.where(sane, entries[kept], 0.0)
+            self._demand[kept] = np.where(sane, demand[kept], 0.0)
         return np.square(activation).sum(1)
 
     def _muscles(self) -> tuple[Array, Array]:
