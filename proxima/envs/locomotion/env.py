@@ -73,9 +73,7 @@ class Quadruped(EpisodicVecEnv):
         self.physics = CpuPhysics(self.model, num_envs, num_threads=num_threads)
         self.num_threads = self.physics.num_threads
         self._substeps = max(1, round(self._dt / _TIMESTEP))
-        self._feet, self._contact, self._torque = (
-            self.physics.derived(name) for name in ("site_xpos", "sensordata", "actuator_force")
-        )
+        self._contact, self._torque = (self.physics.derived(name) for name in ("sensordata", "actuator_force"))
         self._friction = self.physics.per_world("geom_friction")
         self._mass = self.physics.per_world("body_mass")
         self._foot_geoms = [self.model.geom(f"{leg}_foot").id for leg in LEGS]
@@ -87,6 +85,9 @@ class Quadruped(EpisodicVecEnv):
         self._low, self._high = middle - half, middle + half
         x, y = (torch.linspace(a, b, n, dtype=dtype) for a, b, n in (SCAN_X, SCAN_Y))
         self._grid = torch.cartesian_prod(x, y)  # [132, 2]
+        noise = [0.1] * 3 + [0.2] * 3 + [0.05] * 3 + [0.01] * 12 + [1.5] * 12
+        scale = [_SCALES["velocity"]] * 3 + [_SCALES["turn"]] * 3 + [1.0] * 15 + [_SCALES["joint_velocity"]] * 12
+        self._noise_scale, self._obs_scale = torch.tensor([noise, scale], dtype=dtype)
         self._seeds = self._hashed = torch.zeros(num_envs, dtype=torch.int64)
         self._episode = torch.zeros(num_envs, dtype=torch.int64)
         zeros = torch.zeros(num_envs, dtype=dtype)
@@ -284,21 +285,13 @@ class Quadruped(EpisodicVecEnv):
         sensed = torch.cat(parts, 1)
         if draw is not None:
             noise = self.settings.randomise.noise * (2.0 * draw - 1.0)
-            sensed = sensed + noise[:, :33] * self._noise_scale()
+            sensed = sensed + noise[:, :33] * self._noise_scale
             heights = heights + 0.1 * noise[:, 33:] * (self.terrain is not None)
-        scales = self._obs_scale()
         return {
-            "proprioception": torch.cat((sensed * scales, world["action"]), 1).float(),
+            "proprioception": torch.cat((sensed * self._obs_scale, world["action"]), 1).float(),
             "scandots": (_SCALES["height"] * heights.clamp(-1.0, 1.0)).float(),
             "commands": world["command"].float(),
         }
-
-    def _noise_scale(self) -> Tensor:
-        return torch.tensor([0.1] * 3 + [0.2] * 3 + [0.05] * 3 + [0.01] * 12 + [1.5] * 12, dtype=self.physics.dtype)
-
-    def _obs_scale(self) -> Tensor:
-        scales = [_SCALES["velocity"]] * 3 + [_SCALES["turn"]] * 3 + [1.0] * 15 + [_SCALES["joint_velocity"]] * 12
-        return torch.tensor(scales, dtype=self.physics.dtype)
 
     # State -----------------------------------------------------------------------------------------------------------
 

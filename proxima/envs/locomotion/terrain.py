@@ -102,11 +102,6 @@ class Terrain:
     tile_size: float
     kinds: tuple[str, ...]
     """Kind of each column of tiles."""
-    num_levels: int
-
-    def to(self, device: torch.device) -> "Terrain":
-        """The same map on a device."""
-        return Terrain(self.heights.to(device), self.origin, self.tile_size, self.kinds, self.num_levels)
 
     def start(self, level: Tensor, column: Tensor) -> Tensor:
         """`[N, 2]`, the middle of the tiles of levels and columns `[N]`."""
@@ -151,7 +146,7 @@ def make_terrain(
     heights[-1], heights[:, -1] = heights[-2], heights[:, -2]
     size = ((heights.shape[0] - 1) * CELL, (heights.shape[1] - 1) * CELL)
     origin = (-0.5 * size[0], -0.5 * size[1])
-    return Terrain(torch.from_numpy(heights).float(), origin, tile_size, kinds, num_levels)
+    return Terrain(torch.from_numpy(heights).float(), origin, tile_size, kinds)
 
 
 def add_to(spec: mujoco.MjSpec, terrain: Terrain | None) -> None:
