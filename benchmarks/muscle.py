@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from returns import git_commit, run_all
+from returns import git_commit, run_all, train
 
 ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "benchmarks" / "muscle"
@@ -98,44 +98,22 @@ def per_second(step: Callable[[], object], count: int) -> float:
 
 
 def learn(arm: str, seed: int, cores: list[int], runs_dir: str, options: list[str]) -> None:
-    arguments = [*ARMS[arm].split(), "--seed", str(seed), *options]
-    name = f"muscle-{arm}-{seed}"
-    print(f"{time.strftime('%H:%M:%S')} {name} on cores {cores}", flush=True)
-    commit, started = git_commit(), time.time()
-
-    def proxima(*command: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "proxima", *command],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            preexec_fn=lambda: os.sched_setaffinity(0, cores),
-        )
-        if done.returncode:
-            raise SystemExit(f"{name} failed:\n{done.stderr[-2000:]}")
-        return done.stdout
-
-    proxima("train", *arguments, "--progress", "False", "--name", name, "--runs-dir", runs_dir)
-    seconds = time.time() - started
-    run_dir = max((Path(runs_dir) / name).iterdir())
+    record, run_dir = train(
+        [*ARMS[arm].split(), "--seed", str(seed), *options], f"muscle-{arm}-{seed}", cores, runs_dir
+    )
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    evaluated = json.loads(proxima("evaluate", str(run_dir), "--episodes", "100", "--json"))
+    evaluate = [sys.executable, "-m", "proxima", "evaluate", str(run_dir), "--episodes", "100", "--json"]
+    evaluated = json.loads(subprocess.run(evaluate, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
     keys = ("global_step", "wall_time", "episode_length", "episode_return", "muscle_torque_error")
-    record = {
+    record |= {
         "arm": arm,
         "seed": seed,
-        "command": "proxima train " + " ".join(arguments),
-        "commit": commit,
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": f"{platform.machine()}, {len(cores)} core(s) of {os.cpu_count()}",
-        "seconds": round(seconds, 1),
         "evaluated_return": evaluated["return"]["mean"],
         "evaluated_length": evaluated["length"]["mean"],
         "curve": [{key: row[key] for key in keys if key in row} for row in rows],
         "last": {key: value for key, value in rows[-1].items() if key.startswith("muscle_")},
     }
     record_path(arm, seed).write_text(json.dumps(record) + "\n")
-    print(f"{time.strftime('%H:%M:%S')} {name}: length {rows[-1]['episode_length']:.0f}", flush=True)
 
 
 def report() -> None:
