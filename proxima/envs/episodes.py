@@ -25,9 +25,8 @@ Array = Any
 class EpisodicVecEnv(VecEnv):
     """Base class of worlds that step all their envs in one call, on the CPU or on a GPU.
 
-    On the CPU, a step only restarts envs if an episode ended. On a GPU this test would synchronise, so every step in
-    which an episode may have ended observes twice and restarts under a mask. That is skipped only if the host knows
-    that none can have ended: in a world that never terminates, whose envs are all at the same step of their episodes.
+    On the CPU, a step only restarts envs if an episode ended. On a GPU this test would synchronise, so every step
+    restarts under a mask and observes twice. Its work is then always the same, and can be recorded (`tensors`).
 
     A world computes with tensors on its device, or with NumPy on the CPU (`uses_numpy`); the code here works with both.
     NumPy is faster: a dozen small tensor operations make a step of eight MuJoCo envs 3 to 8 % slower.
@@ -62,8 +61,8 @@ class EpisodicVecEnv(VecEnv):
         self._on_cpu = self.device.type == "cpu"
         self._where: Any = np.where if self.uses_numpy else torch.where
         self._started = False
-        # One step counter for all envs, instead of one per env.
-        self._clock = 0
+        # One step counter for all envs, instead of one per env; on a GPU a tensor, since recorded work has no host.
+        self._clock: Any = 0 if self._on_cpu else torch.zeros((), dtype=torch.int64, device=self.device)
         self._never = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
         self._zeros = self._array(self._never.long())
         self._begun: Array = self._zeros
@@ -73,9 +72,7 @@ class EpisodicVecEnv(VecEnv):
         self._return: Array = self._array(self._never.double())
         """float64: sum of the episode's rewards so far."""
         self._next_deadline = self.max_episode_steps
-        """No time limit is reached before it: on the CPU the earliest deadline, on a GPU a lower bound of it."""
-        self._aligned = False
-        """Whether all envs are known to be at the same step of their episodes."""
+        """On the CPU: no time limit is reached before it."""
         self._nothing_ended = Episodes(self._never.double(), self._never.long())
 
     def _array(self, x: Tensor) -> Array:
@@ -144,12 +141,12 @@ class EpisodicVecEnv(VecEnv):
             seed = None if seed is None else int(seed)
             self.holder.seed(seed)
             self._seed(seed)
-        self._started, self._aligned = True, not self._spread
+        self._started = True
         self._restart(self._array(~self._never))
         if self._spread:
             index = self._array(torch.arange(self.num_envs))
             self._deadline = self._deadline - self.max_episode_steps * index // self.num_envs
-            self._next_deadline -= self.max_episode_steps * (self.num_envs - 1) // self.num_envs
+            self._find_next_deadline()
         return self._observe()
 
     def step(self, action: Tensor) -> Step:
@@ -160,9 +157,9 @@ class EpisodicVecEnv(VecEnv):
         if self.hold.holds:
             reward, terminated, duration = self._hold_action(action)
         else:
-            self._clock += 1
+            self._clock = self._clock + 1
             reward, terminated = self._advance(action, None)
-            self._return += reward
+            self._return = self._return + reward
         obs, aux = self._observe(), self._aux()
         if self._none_ended(terminated):
             never = self._never
@@ -170,7 +167,6 @@ class EpisodicVecEnv(VecEnv):
         truncated = self._deadline <= self._clock
         ended = truncated if terminated is None else truncated | terminated
         episodes = Episodes(self._tensor(self._return), self._tensor(self.episode_length), info=self._info())
-        self._aligned &= terminated is None
         self._restart(ended)
         return Step(
             obs=self._observe(ended),
@@ -185,9 +181,9 @@ class EpisodicVecEnv(VecEnv):
 
     def _none_ended(self, terminated: Array | None) -> bool:
         """Whether it is known, without synchronising with a GPU, that no episode ended in this step."""
-        if self._clock >= self._next_deadline:
+        if not self._on_cpu or self._clock >= self._next_deadline:
             return False
-        return terminated is None or (self._on_cpu and not bool(terminated.any()))
+        return terminated is None or not bool(terminated.any())
 
     def _hold_action(self, action: Tensor) -> tuple[Array, Array | None, Tensor]:
         """Repeat the action; an env whose hold or episode is over waits for the others.
@@ -199,8 +195,7 @@ class EpisodicVecEnv(VecEnv):
         steps: Array | int = hold.high
         if hold.low < hold.high:
             steps = self._array(torch.from_numpy(self.holder.draw()))
-            self._aligned = False
-        self._clock += 1
+        self._clock = self._clock + 1
         reward, terminated = self._advance(action, None)
         total, duration = reward, self._zeros + 1
         for taken in range(1, min(hold.high, self.max_episode_steps)):
@@ -209,7 +204,7 @@ class EpisodicVecEnv(VecEnv):
                 moving &= ~terminated
             if self._on_cpu and not bool(moving.any()):
                 break
-            self._clock += 1
+            self._clock = self._clock + 1
             one, over = self._advance(action, moving)
             weight *= hold.gamma
             reward = self._where(moving, reward + weight * one, reward)
@@ -217,7 +212,7 @@ class EpisodicVecEnv(VecEnv):
             duration += moving
             if over is not None:
                 terminated = over & moving if terminated is None else terminated | (over & moving)
-        self._return += total
+        self._return = self._return + total
         # The clock advanced for all envs: shift the times of those that took fewer steps.
         waited = self._clock - start - duration
         self._begun = self._begun + waited
@@ -230,16 +225,38 @@ class EpisodicVecEnv(VecEnv):
         self._begun = self._where(started, self._clock, self._begun)
         self._deadline = self._where(started, self._clock + self.max_episode_steps, self._deadline)
         self._return = self._where(started, 0.0, self._return)
-        if self._aligned:
-            self._next_deadline = self._clock + self.max_episode_steps
-        else:
-            self._find_next_deadline()
+        self._find_next_deadline()
         self._start(started)
 
     def _find_next_deadline(self) -> None:
-        """On a GPU the old value stays, which is a lower bound, because reading the deadlines would synchronise."""
         if self._on_cpu:
             self._next_deadline = int(self._deadline.min())
+
+    # Recording on a GPU ----------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor] | None:
+        """Every tensor on the GPU that steps replace by a new one, by name; None if steps cannot be recorded."""
+        own = self._tensors()
+        if self._on_cpu or self.hold.holds or own is None:
+            return None
+        names = ("clock", "begun", "deadline", "return")
+        return {**{name: getattr(self, f"_{name}") for name in names}, **{f"world.{k}": x for k, x in own.items()}}
+
+    def set_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Go on with these tensors, which `tensors` returned."""
+        for name in ("clock", "begun", "deadline", "return"):
+            setattr(self, f"_{name}", tensors[name])
+        own = {name.removeprefix("world."): x for name, x in tensors.items() if name.startswith("world.")}
+        self._set_tensors(own)
+
+    def _tensors(self) -> dict[str, Tensor] | None:
+        """The world's own tensors that steps replace; None if its steps cannot be recorded."""
+        return None
+
+    def _set_tensors(self, tensors: dict[str, Tensor]) -> None:
+        raise NotImplementedError
+
+    # State -----------------------------------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
         """Everything needed to continue exactly, copied."""
@@ -262,12 +279,12 @@ class EpisodicVecEnv(VecEnv):
                 f"a state of {len(state['return'])} envs of {state['name']} does not fit {self.num_envs} envs of "
                 f"{self.name}"
             )
-        self._begun = self._array(self._clock - state["length"])
-        self._deadline = self._array(self._clock + state["left"] + (self.max_episode_steps - state["limit"]))
+        self._begun = self._clock - self._array(state["length"])
+        self._deadline = self._clock + self._array(state["left"]) + (self.max_episode_steps - state["limit"])
         self._return = self._array(state["return"].clone())
         self.holder.set_state(state["hold"])
-        self._started, self._aligned = True, False
-        self._next_deadline = int(self._deadline.min())
+        self._started = True
+        self._find_next_deadline()
         return self._set_world(state["world"])
 
     def _upgrade(self, state: dict[str, Any]) -> dict[str, Any]:

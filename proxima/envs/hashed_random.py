@@ -6,10 +6,13 @@ from torch import Tensor
 _MASK = 2**32 - 1
 
 
-def hashed_uniform(hashed_seeds: Tensor, episode: Tensor, step: Tensor, count: int) -> Tensor:
-    """`[N, count]` float32, uniform in [0, 1), of seeds (after `hash32`), episodes and steps `[N]`, all int64."""
+def hashed_uniform(hashed_seeds: Tensor, episode: Tensor, step: Tensor, count: int, first: int = 0) -> Tensor:
+    """`[N, count]` float32, uniform in [0, 1), of seeds (after `hash32`), episodes and steps `[N]`, all int64.
+
+    The columns from `first` on, of as many as one likes.
+    """
     key = hash32(hash32(hashed_seeds + episode) + step)
-    column = torch.arange(1, count + 1, device=hashed_seeds.device)
+    column = torch.arange(first + 1, first + count + 1, device=hashed_seeds.device)
     return (hash32(key[:, None] + 0x9E3779B9 * column) >> 8).float() * 2.0**-24
 
 

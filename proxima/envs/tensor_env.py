@@ -62,7 +62,7 @@ class TensorVecEnv(EpisodicVecEnv):
         self._hashed_seeds = hash32(self._seeds)
 
     def _start(self, started: Tensor) -> None:
-        self._episode += started
+        self._episode = self._episode + started
         first = self._first()
         self._world = _where(started, first, self._world or first)
 
@@ -73,6 +73,13 @@ class TensorVecEnv(EpisodicVecEnv):
 
     def _observe(self, started: Tensor | None = None) -> Obs:
         return self._observation(self._world)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {"episode": self._episode, **{f"state.{name}": x for name, x in self._world.items()}}
+
+    def _set_tensors(self, tensors: dict[str, Tensor]) -> None:
+        self._episode = tensors["episode"]
+        self._world = {name: tensors[f"state.{name}"] for name in self._world}
 
     def _get_world(self) -> dict[str, Any]:
         state = {name: x.clone() for name, x in self._world.items()}
@@ -135,4 +142,4 @@ def _where(mask: Tensor, yes: World, no: World) -> World:
 
 
 def _row(obs: Obs) -> dict[str, np.ndarray]:
-    return {key: x[0].numpy() for key, x in obs.items()}
+    return {key: x[0].cpu().numpy() for key, x in obs.items()}

@@ -10,10 +10,12 @@ from torch import Generator, Tensor
 from proxima.algo.adam import FlatParameters
 from proxima.algo.learner import restore_generator
 from proxima.compiling import is_toolchain_failure, report_failure
+from proxima.cuda_graphs import Tape
 from proxima.data.frames import newest
 from proxima.data.rollout import Rollout, as_stored
 from proxima.envs.action_hold import Hold
 from proxima.envs.contract import ExactState, Step, VecEnv
+from proxima.envs.episodes import EpisodicVecEnv
 from proxima.envs.gymnasium.snapshot import NotPlain
 from proxima.errors import NonFiniteError, UsageError
 from proxima.nets.policy import Policy
@@ -77,7 +79,9 @@ class Collector:
         first_state = policy.first_state(env.num_envs)
         self._state: Rows = () if first_state is None else (first_state,)
         """The recurrent state `[N, S]`, zero where an episode begins; empty without recurrence."""
-        self._ending_buffer = None if env.device.type == "cpu" else EndingBuffer()
+        self._ending_buffer = None if env.device.type == "cpu" else EndingBuffer(num_steps)
+        self._tape: Tape | None = None
+        self._rehearsed = False
         try:
             self._noise = torch.zeros(num_steps, env.num_envs, policy.noise_size, device=device)
             self.rollout = Rollout(
@@ -116,39 +120,72 @@ class Collector:
     @torch.no_grad()
     def collect(self) -> Rollout:
         """`num_steps` policy steps of every env."""
-        rollout, keys, taken = self.rollout, self._actor.keys, 0
+        rollout = self.rollout
         rollout.clear()
         rollout.begin(self._now)
         self._noise.normal_(generator=self.generator)
+        self._num_taken = 0
         try:
-            for t, (noise, action, reward, obs, state_row, values) in enumerate(self._rows):
-                if state_row is not None:
-                    state_row.copy_(*self._state)
-                seen = tuple([self._now[key] for key in keys])
-                record = self._record or self._make_record(seen, noise, obs, action, values)
-                step = self.env.step(record(seen, noise, obs, action, self._state, values))
-                self._now = step.obs
-                reward.copy_(step.reward)
-                if step.duration is not None:
-                    self._put_duration(t, step.duration)
-                if step.aux:
-                    rollout.put_aux(t, step.aux)
-                if step.final_obs is not None:
-                    self._end_episodes(t, step)
-                taken += 1
+            self._run_steps()
         except Exception:
-            self._check_finite(taken)  # a NaN explains the env's error better
+            self._check_finite(self._num_taken)  # a NaN explains the env's error better
             raise
-        for key, stored in rollout.obs.items():
-            stored[-1] = newest(self._now[key], rollout.stacks.get(key, 1))
-        for state in self._state:
-            rollout.last_state = state.clone()
-        self._check_finite(taken)
-        if self._ending_buffer is not None and (ends := self._ending_buffer.take()) is not None:
+        self._check_finite(len(self._rows))
+        if self._ending_buffer is not None and (ends := self._ending_buffer.take(rollout.ended)) is not None:
             self._add_endings(ends)
         self.policy_steps += rollout.size
         self.global_step += rollout.size if rollout.duration is None else int(rollout.duration.sum())
         return rollout
+
+    def _run_steps(self) -> None:
+        """Fill the rollout. On a GPU the second rollout is recorded, and from then on replayed."""
+        env = self.env
+        if not isinstance(env, EpisodicVecEnv) or (tensors := env.tensors()) is None or not self._rehearsed:
+            self._take_steps()
+            self._rehearsed = True
+            return
+        if self._tape is None:
+            self._tape = self._record_steps(env, tensors)
+        self._tape.replay()
+
+    def _record_steps(self, env: EpisodicVecEnv, tensors: dict[str, Tensor]) -> Tape:
+        """Record a rollout whose last state is put where its first state was read from."""
+        self._now = {key: x.clone() for key, x in self._now.items()}
+        now, tape = dict(self._now), Tape()
+        # Copies, because several names may share one tensor.
+        tensors = {name: x.clone() for name, x in tensors.items()}
+        env.set_tensors(tensors)
+        with tape.record():
+            self._take_steps()
+            after = env.tensors()
+            assert after is not None
+            for name, x in (tensors | now).items():
+                x.copy_(after[name] if name in tensors else self._now[name])
+        env.set_tensors(tensors)
+        self._now = now
+        return tape
+
+    def _take_steps(self) -> None:
+        rollout, keys = self.rollout, self._actor.keys
+        for t, (noise, action, reward, obs, state_row, values) in enumerate(self._rows):
+            if state_row is not None:
+                state_row.copy_(*self._state)
+            seen = tuple([self._now[key] for key in keys])
+            record = self._record or self._make_record(seen, noise, obs, action, values)
+            step = self.env.step(record(seen, noise, obs, action, self._state, values))
+            self._now = step.obs
+            reward.copy_(step.reward)
+            if step.duration is not None:
+                self._put_duration(t, step.duration)
+            if step.aux:
+                rollout.put_aux(t, step.aux)
+            if step.final_obs is not None:
+                self._end_episodes(t, step)
+            self._num_taken = t + 1
+        for key, stored in rollout.obs.items():
+            stored[-1] = newest(self._now[key], rollout.stacks.get(key, 1))
+        if rollout.last_state is not None:
+            rollout.last_state.copy_(self._state[0])
 
     def _make_record(self, seen: Rows, noise: Tensor, obs: Rows, action: Tensor, values: Rows) -> Record:
         """The actor, compiled if possible."""
@@ -282,6 +319,7 @@ class Collector:
         Returns messages about what could not be restored.
         """
         ours, different = state["collector"], []
+        self._tape = None
         if not restore_generator(self.generator, ours["generator"], otherwise=ours["global_step"]):
             different.append("the generators of another device do not fit this one")
         self.global_step = ours["global_step"]

@@ -1,11 +1,11 @@
-"""Episodes that ended in a rollout: read in every step from envs on the CPU, in batches from a GPU."""
+"""Episodes that ended in a rollout: read in every step from envs on the CPU, once per rollout from a GPU."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from proxima.data.rollout import as_stored
 from proxima.envs.contract import Obs, Step
@@ -35,52 +35,36 @@ class Endings:
 
 
 class EndingBuffer:
-    """Collects endings on the device without asking in every step which envs ended, which would synchronise.
+    """Endings on a GPU: the rows of all envs are kept in every step, and which of them ended is asked once per rollout.
 
-    A step writes the rows of all envs; those that did not end go to a row that is never read. The number of endings is
-    read once per `steps` steps, after which the buffer may be full.
+    To ask in every step would synchronise.
     """
 
-    def __init__(self, steps: int = 16):
-        self._steps = steps
-        self._buffer: dict[str, Any] = {}
-        self._taken: list[dict[str, Any]] = []
-        self._since = 0
+    def __init__(self, num_steps: int):
+        self._num_steps = num_steps
+        self._rows: dict[str, Any] = {}
+        """`[T, N, ...]` each, by the names of `Endings`; the env's own numbers are one tensor `[T, N, K]`."""
 
     def add(self, t: int, step: Step, final_obs: Obs, state: Tensor | None) -> None:
-        """Add the episodes that ended in a step, if any."""
-        ended, envs = step.ended, len(step.terminated)
-        capacity = self._steps * envs
-        if not self._buffer:
-            self._env = torch.arange(envs, device=ended.device)
-            self._count = torch.zeros((), dtype=torch.long, device=ended.device)
-        rows = _rows(step, as_stored(final_obs), state) | {"place": self._env + t * envs}
-        if not self._buffer:
-            self._buffer = tree_map_only(Tensor, lambda x: x.new_zeros(capacity + 1, *x.shape[1:]), rows)
-        row = torch.where(ended, self._count + ended.cumsum(0) - 1, capacity)
-        for stored, x in zip(tree_leaves(self._buffer), tree_leaves(rows), strict=True):
+        """Keep the rows of step `t`."""
+        rows = _rows(step, as_stored(final_obs), state)
+        self._names = list(rows["info"])
+        rows["info"] = torch.stack(list(rows["info"].values()), -1) if rows["info"] else None
+        if not self._rows:
+            self._rows = tree_map_only(Tensor, lambda x: x.new_zeros(self._num_steps, *x.shape), rows)
+        for stored, x in zip(tree_leaves(self._rows), tree_leaves(rows), strict=True):
             if x is not None:
-                stored.index_copy_(0, row, x)
-        self._count += ended.sum()
-        self._since += 1
-        if self._since == self._steps:
-            self._empty()
+                stored[t] = x
 
-    def take(self) -> Endings | None:
-        """All endings of a rollout, at its end; None if no episode ended."""
-        self._empty()
-        taken, self._taken = self._taken, []
-        if not taken:
+    def take(self, ended: Tensor) -> Endings | None:
+        """The endings of a rollout, where `ended` `[T, N]`; None if there were none."""
+        time, env = ended.nonzero(as_tuple=True)
+        if not len(time) or not self._rows:
             return None
-        rows = tree_map(lambda *parts: None if parts[0] is None else torch.cat(parts), *taken)
-        place, envs = rows.pop("place"), len(self._env)
-        return Endings(time=place // envs, env=place % envs, **rows)
-
-    def _empty(self) -> None:
-        if self._since and (count := int(self._count)):
-            self._taken.append(tree_map_only(Tensor, lambda x: x[:count].clone(), self._buffer))
-            self._count.zero_()
-        self._since = 0
+        rows = tree_map_only(Tensor, lambda x: x[time, env], self._rows)
+        numbers = rows["info"]
+        rows["info"] = {} if numbers is None else dict(zip(self._names, numbers.unbind(-1), strict=True))
+        return Endings(time=time, env=env, **rows)
 
 
 def _rows(step: Step, final_obs: Obs, state: Tensor | None) -> dict[str, Any]:

@@ -112,9 +112,9 @@ def test_the_length_of_sequences_does_not_change_what_was_seen(length: int) -> N
 
 def test_endings_of_a_device_are_those_of_the_cpu() -> None:
     runs = []
-    for buffer in (None, EndingBuffer(), EndingBuffer(steps=3), EndingBuffer(steps=1)):
+    for deferred in (False, True):
         collector, _, learner = make(max_episode_steps=7)
-        collector._ending_buffer = buffer
+        collector._ending_buffer = EndingBuffer(collector.rollout.num_steps) if deferred else None
         for _ in range(2):
             rollout = collector.collect()
         runs.append(
@@ -149,7 +149,7 @@ def test_success_and_the_envs_own_numbers_are_kept(deferred: bool) -> None:
     policy = ActorCritic(Spec.from_spaces(env.observation_space, env.action_space), config.policy, config.normalize)
     collector = Collector(env, policy, num_steps=10, device=torch.device("cpu"), env_seed=1, seed=2)
     if deferred:
-        collector._ending_buffer = EndingBuffer()
+        collector._ending_buffer = EndingBuffer(10)
     before = collector.episodes.metrics()
     assert "episode_success" not in before and math.isnan(before["episode_x_pos"])
     for _ in range(2):  # 20 steps of two envs, four an episode

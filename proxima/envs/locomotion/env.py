@@ -1,8 +1,10 @@
-"""The quadruped's vector env: observation, reward, termination and curriculum as functions of tensors.
+"""The quadruped's vector env: observation, termination and starts as functions of tensors.
 
-It runs on any `Physics`; everything here is vectorised torch without a loop over envs.
+It runs on any `Physics`, on the CPU or a GPU; everything here is vectorised torch without a loop over envs and without
+synchronisation.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,21 +16,33 @@ from proxima.envs.contract import Obs
 from proxima.envs.episodes import EpisodicVecEnv
 from proxima.envs.hashed_random import hash32, hashed_uniform
 from proxima.envs.locomotion import settings as options
-from proxima.envs.locomotion.robot import LEGS, STANCE, build_model
+from proxima.envs.locomotion.curriculum import GOOD_TRACKING, BySuccess, by_distance
+from proxima.envs.locomotion.rewards import TERMS, Transition, reward
+from proxima.envs.locomotion.robot import (
+    FOOT_RADIUS,
+    JOINTS,
+    LEGS,
+    NOMINAL_HEIGHT,
+    STANCE,
+    TIMESTEP,
+    Motion,
+    Sensors,
+    build_model,
+)
 from proxima.envs.locomotion.terrain import Terrain, make_terrain
 from proxima.envs.physics.cpu import CpuPhysics
-from proxima.errors import UsageError
+from proxima.envs.physics.protocol import Physics
 
-JOINTS = 12
 SCAN_X, SCAN_Y = (-0.45, 1.2, 12), (-0.75, 0.75, 11)
 """Scandots: from, to, count, metres ahead of and beside the trunk."""
-_SIGMA = 0.25
-_NOMINAL_HEIGHT = 0.3
-_EPISODE_SECONDS = 20.0
-_TIMESTEP = 0.005
-# Draws per step: [command 4, push 3, noise 45, heights 132].
 _SCANDOTS = SCAN_X[2] * SCAN_Y[2]
+_SENSED = 9 + 2 * JOINTS
+_HEIGHT_NOISE = 0.1
+_EPISODE_SECONDS = 20.0
 _SCALES = {"velocity": 2.0, "turn": 0.25, "joint_velocity": 0.05, "height": 2.5}
+# Columns of the random numbers of a step.
+_START, _COMMAND, _PUSH, _NOISE = 0, 4, 8, 10
+_VARYING = ("geom_friction", "body_mass", "body_ipos", "actuator_gainprm", "actuator_biasprm")
 
 
 class Quadruped(EpisodicVecEnv):
@@ -38,16 +52,15 @@ class Quadruped(EpisodicVecEnv):
     `scandots` (132: ground below, on a grid ahead), `commands` (3). Action: 12 joint targets around the stance.
 
     Args:
-        num_threads: Threads of the physics; None is all cores.
+        num_threads: Threads of MuJoCo on the CPU; None is all cores.
         max_episode_steps: None is 20 seconds.
         num_envs: Number of robots.
-        device: Ignored for now: the physics is on the CPU.
+        device: Of the physics and of all tensors.
         spread_episodes: See `EpisodicVecEnv`.
         **settings: `settings.QuadrupedSettings`, as nested mappings.
     """
 
     has_threads = True
-    episode_info = ("level", "tracking_error", "fell")
 
     def __init__(
         self,
@@ -61,8 +74,9 @@ class Quadruped(EpisodicVecEnv):
     ) -> None:
         self.settings = options.parse(settings)
         limit = max_episode_steps or round(_EPISODE_SECONDS * self.settings.control.rate)
-        super().__init__(num_envs=num_envs, max_episode_steps=limit, spread_episodes=spread_episodes)
+        super().__init__(num_envs=num_envs, device=device, max_episode_steps=limit, spread_episodes=spread_episodes)
         self.step_seconds = self._dt = 1.0 / self.settings.control.rate
+        self._substeps = max(1, round(self._dt / TIMESTEP))
         ground = self.settings.ground
         self.terrain: Terrain | None = None
         if ground.kind == "rough":
@@ -70,242 +84,351 @@ class Quadruped(EpisodicVecEnv):
                 ground.shares, num_levels=ground.levels, num_columns=ground.columns, tile_size=ground.tile_size, seed=0
             )
         self.model = build_model(self.settings, self.terrain)
-        self.physics = CpuPhysics(self.model, num_envs, num_threads=num_threads)
-        self.num_threads = self.physics.num_threads
-        self._substeps = max(1, round(self._dt / _TIMESTEP))
-        self._contact, self._torque = (self.physics.derived(name) for name in ("sensordata", "actuator_force"))
-        self._friction = self.physics.per_world("geom_friction")
-        self._mass = self.physics.per_world("body_mass")
-        self._foot_geoms = [self.model.geom(f"{leg}_foot").id for leg in LEGS]
-        self._trunk = self.model.body("trunk").id
-        dtype = self.physics.dtype
-        self._stance = torch.tensor(STANCE, dtype=dtype)
-        low, high = torch.from_numpy(self.model.jnt_range[1:].copy()).T
-        middle, half = 0.5 * (low + high), 0.45 * (high - low)
-        self._low, self._high = middle - half, middle + half
-        x, y = (torch.linspace(a, b, n, dtype=dtype) for a, b, n in (SCAN_X, SCAN_Y))
-        self._grid = torch.cartesian_prod(x, y)  # [132, 2]
-        noise = [0.1] * 3 + [0.2] * 3 + [0.05] * 3 + [0.01] * 12 + [1.5] * 12
-        scale = [_SCALES["velocity"]] * 3 + [_SCALES["turn"]] * 3 + [1.0] * 15 + [_SCALES["joint_velocity"]] * 12
-        self._noise_scale, self._obs_scale = torch.tensor([noise, scale], dtype=dtype)
-        self._seeds = self._hashed = torch.zeros(num_envs, dtype=torch.int64)
-        self._episode = torch.zeros(num_envs, dtype=torch.int64)
-        zeros = torch.zeros(num_envs, dtype=dtype)
-        self._world: dict[str, Tensor] = {
-            "command": zeros[:, None].repeat(1, 3),
-            "action": zeros[:, None].repeat(1, JOINTS),
-            "joint_velocity": zeros[:, None].repeat(1, JOINTS),
-            "air_time": zeros[:, None].repeat(1, 4),
-            "start": zeros[:, None].repeat(1, 2),
-            "commanded": zeros.clone(),
-            "error": zeros.clone(),
-            "level": torch.zeros(num_envs, dtype=torch.int64),
-        }
-        self._fell = self._never.clone()
-        sizes = {"proprioception": 9 + 3 * JOINTS, "scandots": _SCANDOTS, "commands": 3}
+        self.physics = self._make_physics(num_threads)
+        self.num_threads = getattr(self.physics, "num_threads", None)
+        self.sensors = Sensors(self.physics)
+        self._make_constants()
+        self._make_state()
+        sizes = {"proprioception": _SENSED + JOINTS, "scandots": _SCANDOTS, "commands": 3}
+        if self.settings.privileged:
+            sizes["privileged"] = 3 + 4 + 6 + _SCANDOTS
         boxes = {key: spaces.Box(-np.inf, np.inf, (size,), np.float32) for key, size in sizes.items()}
         self.observation_space = spaces.Dict(boxes)
         self.action_space = spaces.Box(-np.inf, np.inf, (JOINTS,), np.float32)
+
+    def _make_physics(self, num_threads: int | None) -> Physics:
+        engine = self.settings.engine
+        if engine.name == "mujoco" or (engine.name == "auto" and self.device.type == "cpu"):
+            return CpuPhysics(self.model, self.num_envs, varying=_VARYING, num_threads=num_threads)
+        from proxima.envs.physics.warp import WarpPhysics
+
+        return WarpPhysics(
+            self.model,
+            self.num_envs,
+            device=self.device,
+            varying=_VARYING,
+            max_contacts=engine.max_contacts,
+            max_constraints=engine.max_constraints,
+            deterministic=engine.deterministic,
+        )
+
+    def _make_constants(self) -> None:
+        ground, size, commands = self.settings.ground, self.num_envs, self.settings.commands
+        if self.terrain is not None:
+            self.terrain = self.terrain.to(self.device)
+        self._stance = self._constant(STANCE)
+        low, high = self._constant(self.model.jnt_range[1:].T)
+        middle, half = 0.5 * (low + high), 0.45 * (high - low)
+        self._limits = middle - half, middle + half
+        x, y = (torch.linspace(a, b, n, dtype=self.physics.dtype) for a, b, n in (SCAN_X, SCAN_Y))
+        self._grid = torch.cartesian_prod(x, y).to(self.device)  # [132, 2]
+        self._noise_size = self._constant([0.1] * 3 + [0.2] * 3 + [0.05] * 3 + [0.01] * 12 + [1.5] * 12)
+        scale = [_SCALES["velocity"]] * 3 + [_SCALES["turn"]] * 3 + [1.0] * 15 + [_SCALES["joint_velocity"]] * 12
+        self._scale = self._constant(scale)
+        self._most = self._constant([commands.forward, commands.sideways, commands.turn])
+        self._first_qpos = self._constant(self.model.qpos0).repeat(size, 1)
+        self._first_qpos[:, 7:] = self._stance
+        self._columns = torch.arange(size, device=self.device) % ground.columns
+        names = list(dict.fromkeys(self.terrain.kinds)) if self.terrain is not None else []
+        self._kind_of_column = torch.tensor(
+            [names.index(kind) for kind in self.terrain.kinds] if self.terrain is not None else [0], device=self.device
+        )
+        self._kinds = torch.arange(len(names), device=self.device)
+        self._by_success = BySuccess(max(1, len(names)), ground).to(self.device)
+        self.episode_info = ("level", "tracking", "tracking_error", "fell", "power")
+        self._info_by_kind = tuple(f"{what}_{kind}" for what in ("level", "success") for kind in names)
+        self.episode_info += self._info_by_kind
+
+    def _constant(self, values: Any) -> Tensor:
+        return torch.as_tensor(np.array(values), dtype=self.physics.dtype, device=self.device)
+
+    def _make_state(self) -> None:
+        size, device, dtype = self.num_envs, self.device, self.physics.dtype
+        self._seeds = self._hashed = torch.zeros(size, dtype=torch.int64, device=device)
+        self._episode = torch.zeros(size, dtype=torch.int64, device=device)
+        shapes = {"command": 3, "action": JOINTS, "joint_velocity": JOINTS, "air_time": 4, "start": 2, "target": JOINTS}
+        self._world = {name: torch.zeros(size, width, dtype=dtype, device=device) for name, width in shapes.items()}
+        self._world["foot"] = torch.zeros(size, 4, 2, dtype=dtype, device=device)
+        for name in ("commanded", "tracking", "error", "power"):
+            self._world[name] = torch.zeros(size, dtype=dtype, device=device)
+        for name in ("level", "column"):
+            self._world[name] = torch.zeros(size, dtype=torch.int64, device=device)
+        self._own = {"friction": 1, "payload": 1, "centre_of_mass": 3, "gains": 1}
+        """What differs between the robots, for the critic: name and size."""
+        self._traits = torch.zeros(size, sum(self._own.values()), dtype=dtype, device=device)
+        self._latency = torch.zeros(size, dtype=torch.int64, device=device)
+        self._motion = Motion.of(self.physics)
+        self._fell = self._never.clone()
 
     # Episodes --------------------------------------------------------------------------------------------------------
 
     def _seed(self, seed: int | None) -> None:
         """Random numbers are a hash of seed, episode and step; without a seed, all seeds are 0."""
-        if seed is None:
-            return
-        self._seeds = seed + torch.arange(self.num_envs)
+        if seed is not None:
+            self._seeds = seed + torch.arange(self.num_envs, device=self.device)
         self._hashed = hash32(self._seeds)
-        self._episode.fill_(-1)
-        ground, draw = self.settings.ground, hashed_uniform(self._hashed, self._episode, self._episode, 3)
-        most = min(ground.start_level, ground.levels - 1)
-        self._world["level"] = (draw[:, 0] * (most + 1)).long()
-        low, high = self.settings.randomise.friction
-        self._friction[:, self._foot_geoms, 0] = (low + (high - low) * draw[:, 1:2]).to(self.physics.dtype)
-        extra = self.settings.randomise.payload * (2.0 * draw[:, 2] - 1.0)
-        self._mass[:, self._trunk] = self.model.body_mass[self._trunk] + extra
-        self.physics.model_changed()
+        self._episode = torch.full_like(self._episode, -1)
+        draw = hashed_uniform(self._hashed, self._episode, self._episode, 8).to(self.physics.dtype)
+        ground = self.settings.ground
+        highest = min(ground.start_level, ground.levels - 1) if ground.curriculum != "success" else 0
+        self._world["level"] = (draw[:, 0] * (highest + 1)).long()
+        self._world["column"] = self._columns
+        self._vary(draw[:, 1:])
 
-    def _random(self, count: int) -> Tensor:
-        return hashed_uniform(self._hashed, self._episode, self.episode_length, count).to(self.physics.dtype)
+    def _vary(self, draw: Tensor) -> None:
+        """Give every robot its own friction, mass, centre of mass, gains and latency, by `draw` `[N, 7]` in 0..1."""
+        physics, randomise, latency = self.physics, self.settings.randomise, self.settings.control.latency
+        low, high = randomise.friction
+        friction, either = low + (high - low) * draw[:, :1], 2.0 * draw[:, 1:6] - 1.0
+        payload, shift = randomise.payload * either[:, :1], randomise.centre_of_mass * either[:, 1:4]
+        gains = 1.0 + randomise.gains * either[:, 4:5]
+        trunk = self.model.body("trunk").id
+        feet = [self.model.geom(f"{leg}_foot").id for leg in LEGS]
+        physics.per_world("geom_friction")[:, feet, 0] = friction
+        physics.per_world("body_mass")[:, trunk] = float(self.model.body_mass[trunk]) + payload[:, 0]
+        physics.per_world("body_ipos")[:, trunk] = self._constant(self.model.body_ipos[trunk]) + shift
+        kp, kd = self.settings.control.kp, self.settings.control.kd
+        physics.per_world("actuator_gainprm")[:, :, 0] = kp * gains
+        physics.per_world("actuator_biasprm")[:, :, 1] = -kp * gains
+        physics.per_world("actuator_biasprm")[:, :, 2] = -kd * gains
+        physics.model_changed()
+        self._traits = torch.cat((friction, payload, shift, gains), 1)
+        self._latency = ((latency[0] + (latency[1] - latency[0]) * draw[:, 6]) / TIMESTEP).round().long()
+
+    def _random(self, first: int, count: int) -> Tensor:
+        """`[N, count]` random numbers of this step, from column `first` on."""
+        return hashed_uniform(self._hashed, self._episode, self.episode_length, count, first).to(self.physics.dtype)
 
     def _start(self, started: Tensor) -> None:
-        world, ground = self._world, self.settings.ground
-        if self.terrain is not None and ground.curriculum:
-            world["level"] = torch.where(started & (self._episode >= 0), self._next_level(), world["level"])
-        self._episode += started
-        draw = self._random(4)
-        qpos = torch.from_numpy(self.model.qpos0.copy()).repeat(self.num_envs, 1)
-        qpos[:, 7:] = self._stance
-        place = torch.zeros(self.num_envs, 2, dtype=self.physics.dtype)
+        world, rows = self._world, started[:, None]
+        draw = hashed_uniform(self._hashed, self._episode + 1, torch.zeros_like(self._episode), 8).to(self._scale.dtype)
+        self._choose_tiles(started, draw)
+        self._episode = self._episode + started
+        qpos = self._first_qpos.clone()
+        place = qpos[:, :2]
         if self.terrain is not None:
-            column = torch.arange(self.num_envs) % ground.columns
-            place = self.terrain.start(world["level"], column).to(self.physics.dtype) + draw[:, :2] - 0.5
-        qpos[:, :2] = place
-        qpos[:, 2] = _NOMINAL_HEIGHT + self._ground_height(place[:, 0], place[:, 1])
-        yaw = 2.0 * torch.pi * draw[:, 2] if not self.settings.commands.only_forward else torch.zeros_like(draw[:, 2])
+            place = self.terrain.start(world["level"], world["column"]).to(qpos.dtype) + draw[:, :2] - 0.5
+        yaw = 2.0 * math.pi * draw[:, 2] * (not self.settings.commands.only_forward)
+        qpos[:, :2], qpos[:, 2] = place, NOMINAL_HEIGHT + self._ground_height(place)
         qpos[:, 3], qpos[:, 6] = (0.5 * yaw).cos(), (0.5 * yaw).sin()
-        self.physics.reset(started, qpos, torch.zeros(self.num_envs, self.model.nv, dtype=self.physics.dtype))
-        rows = started[:, None]
+        self.physics.reset(started, qpos, torch.zeros_like(self.physics.qvel))
+        self._motion = Motion.of(self.physics)
         for name in ("action", "joint_velocity", "air_time"):
             world[name] = world[name].masked_fill(rows, 0.0)
-        for name in ("commanded", "error"):
+        for name in ("commanded", "tracking", "error", "power"):
             world[name] = world[name].masked_fill(started, 0.0)
+        world["target"] = torch.where(rows, self._stance, world["target"])
         world["start"] = torch.where(rows, place, world["start"])
-        world["command"] = torch.where(rows, self._new_command(), world["command"])
+        world["foot"] = torch.where(rows[..., None], self._motion.foot[..., :2], world["foot"])
+        world["command"] = torch.where(rows, self._new_command(draw[:, _COMMAND:]), world["command"])
 
-    def _next_level(self) -> Tensor:
-        """Up after half a tile, down after less than half of what was commanded; past the top a random level."""
+    def _choose_tiles(self, started: Tensor, draw: Tensor) -> None:
+        """Column and level of the robots that start an episode."""
         ground, world = self.settings.ground, self._world
-        walked = (self.physics.qpos[:, :2] - world["start"]).norm(dim=1)
-        up = walked > 0.5 * ground.tile_size
-        down = (walked < 0.5 * world["commanded"]) & ~up
-        level = (world["level"] + up.long() - down.long()).clamp(min=0)
-        anywhere = (hashed_uniform(self._hashed, self._episode, self._episode, 1)[:, 0] * ground.levels).long()
-        return torch.where(level >= ground.levels, anywhere, level)
+        if self.terrain is None:
+            return
+        if self.num_envs < ground.columns:  # few robots see every kind in turn
+            column = (draw[:, 3] * ground.columns).long()
+            world["column"] = torch.where(started, column, world["column"])
+        again = started & (self._episode >= 0)
+        extra = hashed_uniform(self._hashed, self._episode, torch.full_like(self._episode, -1), 1)[:, 0]
+        level = world["level"]
+        if ground.level is not None:
+            level = torch.full_like(level, ground.level)
+        elif ground.curriculum == "distance":
+            walked = (self.physics.qpos[:, :2] - world["start"]).norm(dim=1)
+            anywhere = (extra * ground.levels).long()
+            after = by_distance(level, walked, world["commanded"], anywhere, ground)
+            level = torch.where(again, after, level)
+        elif ground.curriculum == "success":
+            self._by_success.record(self._kind, again, self._success())
+            level = torch.where(started, self._by_success.levels(self._kind, extra), level)
+        world["level"] = level
 
-    def _new_command(self) -> Tensor:
-        commands, draw = self.settings.commands, self._random(8)[:, 4:]
+    @property
+    def _kind(self) -> Tensor:
+        """`[N]`: which of the kinds of ground every robot is on."""
+        return self._kind_of_column[self._world["column"]]
+
+    def _new_command(self, draw: Tensor) -> Tensor:
+        """Commands `[N, 3]` of random numbers `[N, 4]`."""
+        commands = self.settings.commands
         if commands.only_forward:
             forward = 0.3 + (commands.forward - 0.3) * draw[:, :1]
             return torch.cat((forward, torch.zeros_like(draw[:, :2])), 1)
-        limits = torch.tensor([commands.forward, commands.sideways, commands.turn], dtype=draw.dtype)
-        return (2.0 * draw[:, :3] - 1.0) * limits * (draw[:, 3:] >= commands.standing)
+        return (2.0 * draw[:, :3] - 1.0) * self._most * (draw[:, 3:4] >= commands.standing)
 
     # One step --------------------------------------------------------------------------------------------------------
 
     def _advance(self, action: Tensor, moving: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        if moving is not None and not bool(moving.all()):
-            raise UsageError("actions cannot be held on this env: leave out action_hold_seconds.")
-        world, physics, dtype = self._world, self.physics, self.physics.dtype
-        action = action.to("cpu", dtype)
-        physics.ctrl[:] = self._stance + self.settings.control.action_scale * action
-        self._push()
-        physics.step(self._substeps)
-        reward = self._reward(action)
-        velocity = self._trunk_frame(physics.qvel[:, :3])
-        world["error"] += (velocity[:, :2] - world["command"][:, :2]).norm(dim=1)
-        world["commanded"] += world["command"][:, :2].norm(dim=1) * self._dt
-        world["action"], world["joint_velocity"] = action, physics.qvel[:, 6:].clone()
+        before = dict(self._world)
+        action = action.to(self.device, self.physics.dtype)
+        self._push(moving)
+        self._move(action, moving)
+        step = self._transition(action)
+        self._fell = step.fell
+        total = reward(step, self.settings.rewards)
+        self._record(step)
+        if moving is not None:  # robots that wait stay as they are
+            for name, old in before.items():
+                rows = moving.view(-1, *[1] * (old.ndim - 1))
+                self._world[name] = torch.where(rows, self._world[name], old)
+        return total, step.fell
+
+    def _move(self, action: Tensor, moving: Tensor | None) -> None:
+        """Follow the joint targets of the action, which take effect after the robot's latency."""
+        world, physics = self._world, self.physics
+        target = self._stance + self.settings.control.action_scale * action
+        if self.settings.control.latency[1] == 0.0:
+            physics.ctrl.copy_(target)
+            physics.step(self._substeps, moving)
+        else:
+            for substep in range(self._substeps):
+                late = (self._latency > substep)[:, None]
+                physics.ctrl.copy_(torch.where(late, world["target"], target))
+                physics.step(1, moving)
+        world["target"] = target
+
+    def _transition(self, action: Tensor) -> Transition:
+        """The step that the physics just took."""
+        world, qpos = self._world, self.physics.qpos
+        motion = self._motion = Motion.of(self.physics)
+        place, settings = qpos[:, :2], self.settings
+        fell = qpos[:, 2] - self._ground_height(place) < settings.min_height
+        fell = fell | (motion.gravity[:, 2] > -math.cos(settings.max_tilt))
+        if settings.end_on_trunk_contact:
+            fell = fell | self.sensors.trunk
+        return Transition(
+            motion=motion,
+            command=world["command"],
+            action=action,
+            last_action=world["action"],
+            last_joint_velocity=world["joint_velocity"],
+            torque=self.sensors.torque,
+            touching=self.sensors.touching,
+            colliding=self.sensors.colliding,
+            air_time=world["air_time"] + self._dt,
+            foot_velocity=(motion.foot[..., :2] - world["foot"]) / self._dt,
+            foot_height=motion.foot[..., 2] - FOOT_RADIUS - self._ground_height(motion.foot[..., :2]),
+            fell=fell,
+            limits=self._limits,
+            stance=self._stance,
+            dt=self._dt,
+        )
+
+    def _record(self, step: Transition) -> None:
+        """Remember what the next step and the statistics of the episode need."""
+        world, motion = self._world, step.motion
+        world["tracking"] = world["tracking"] + TERMS["tracking_velocity"](step)
+        world["error"] = world["error"] + (motion.velocity[:, :2] - step.command[:, :2]).norm(dim=1)
+        world["power"] = world["power"] + TERMS["power"](step)
+        world["commanded"] = world["commanded"] + step.command[:, :2].norm(dim=1) * self._dt
+        world["air_time"] = step.air_time.masked_fill(step.touching, 0.0)
+        world["action"], world["joint_velocity"] = step.action, motion.joint_velocity
+        world["foot"] = motion.foot[..., :2]
         every = round(self.settings.commands.seconds / self._dt)
         due = (self.episode_length % every == 0)[:, None]
-        world["command"] = torch.where(due, self._new_command(), world["command"])
-        x, y, z = physics.qpos[:, :3].T
-        low = z - self._ground_height(x, y) < self.settings.min_height
-        tilted = self._gravity()[:, 2] > -np.cos(self.settings.max_tilt)
-        self._fell = low | tilted
-        return reward, self._fell
+        world["command"] = torch.where(due, self._new_command(self._random(_COMMAND, 4)), step.command)
 
-    def _push(self) -> None:
-        push = self.settings.randomise
-        if not push.push_speed:
+    def _push(self, moving: Tensor | None) -> None:
+        randomise = self.settings.randomise
+        if not randomise.push_speed:
             return
-        due = self.episode_length % round(push.push_seconds / self._dt) == 0
-        kick = push.push_speed * (2.0 * self._random(10)[:, 8:] - 1.0)
-        self.physics.qvel[:, :2] = torch.where(due[:, None], kick, self.physics.qvel[:, :2])
+        due = self.episode_length % round(randomise.push_seconds / self._dt) == 0
+        if moving is not None:
+            due = due & moving
+        kick = randomise.push_speed * (2.0 * self._random(_PUSH, 2) - 1.0)
+        velocity = self.physics.qvel[:, :2]
+        velocity.copy_(torch.where(due[:, None], kick, velocity))
 
-    def _reward(self, action: Tensor) -> Tensor:
-        """The weighted sum of the terms `[N]`."""
-        weight, world, physics = self.settings.rewards, self._world, self.physics
-        velocity, turn = self._trunk_frame(physics.qvel[:, :3]), physics.qvel[:, 3:6]  # the latter is in that frame
-        command, gravity = world["command"], self._gravity()
-        joint, joint_velocity = physics.qpos[:, 7:], physics.qvel[:, 6:]
-        touching = self._contact.view(self.num_envs, 4, 4)[:, :, 0] > 0
-        air_time = world["air_time"] + self._dt
-        landed = touching & (air_time > self._dt)
-        moves = command[:, :2].norm(dim=1) > 0.1
-        world["air_time"] = air_time.masked_fill(touching, 0.0)
-        acceleration = (world["joint_velocity"] - joint_velocity) / self._dt
-        beyond = (self._low - joint).clamp(min=0) + (joint - self._high).clamp(min=0)
-        off = (command[:, :2] - velocity[:, :2]).square().sum(1)
-        total = (
-            weight.tracking_velocity * (-off / _SIGMA).exp()
-            + weight.tracking_turn * (-(command[:, 2] - turn[:, 2]).square() / _SIGMA).exp()
-            + weight.vertical_velocity * velocity[:, 2].square()
-            + weight.roll_pitch_rate * turn[:, :2].square().sum(1)
-            + weight.tilt * gravity[:, :2].square().sum(1)
-            + weight.torque * self._torque.square().sum(1)
-            + weight.joint_acceleration * acceleration.square().sum(1)
-            + weight.action_rate * (action - world["action"]).square().sum(1)
-            + weight.air_time * ((air_time - 0.5) * landed).sum(1) * moves
-            + weight.joint_limits * beyond.sum(1)
-        )
-        return total.clamp(min=0.0) if weight.clip_at_zero else total
+    def _success(self) -> Tensor:
+        """`[N]` bool: the robot did not fall and followed its commands."""
+        steps = self.episode_length.clamp(min=1)
+        return ~self._fell & (self._world["tracking"] > GOOD_TRACKING * steps)
 
     def _info(self) -> dict[str, Tensor]:
-        steps = self.episode_length.clamp(min=1)
-        return {
-            "level": self._world["level"].double(),
-            "tracking_error": self._world["error"].double() / steps,
-            "fell": self._fell.double(),
-        }
+        world, steps = self._world, self.episode_length.clamp(min=1)
+        values = (world["level"], world["tracking"] / steps, world["error"] / steps, self._fell, world["power"] / steps)
+        info = dict(zip(self.episode_info, torch.stack([x.double() for x in values]).unbind(), strict=False))
+        if self._info_by_kind:
+            here = self._kind == self._kinds[:, None]  # [K, N]
+            both = torch.stack((info["level"], self._success().double()))[:, None]  # [2, 1, N]
+            by_kind = torch.where(here, both, math.nan).flatten(0, 1)
+            info |= dict(zip(self._info_by_kind, by_kind.unbind(), strict=True))
+        return info
 
     @property
     def qpos(self) -> Tensor:
         """`[N, nq]`."""
         return self.physics.qpos
 
-    # Geometry --------------------------------------------------------------------------------------------------------
+    # Observation -----------------------------------------------------------------------------------------------------
 
-    def _ground_height(self, x: Tensor, y: Tensor) -> Tensor:
+    def _ground_height(self, place: Tensor) -> Tensor:
+        """Heights `[...]` at places `[..., 2]`."""
+        x, y = place.unbind(-1)
         return torch.zeros_like(x) if self.terrain is None else self.terrain.height(x, y).to(x.dtype)
-
-    def _trunk_frame(self, vector: Tensor) -> Tensor:
-        """World vectors `[N, 3]` as the trunk sees them."""
-        w, axis = self.physics.qpos[:, 3:4], self.physics.qpos[:, 4:7]
-        cross = torch.linalg.cross(axis, vector)
-        return vector - 2.0 * w * cross + 2.0 * torch.linalg.cross(axis, cross)
-
-    def _gravity(self) -> Tensor:
-        """Direction of gravity as the trunk sees it `[N, 3]`; (0, 0, -1) when level."""
-        down = torch.zeros_like(self.physics.qpos[:, :3])
-        down[:, 2] = -1.0
-        return self._trunk_frame(down)
 
     def scan_points(self) -> Tensor:
         """`[N, 132, 2]`: where the scandots are, on a grid that turns with the robot."""
-        w, x, y, z = self.physics.qpos[:, 3:7].T
+        w, x, y, z = self.physics.qpos[:, 3:7].unbind(1)
         yaw = torch.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))[:, None]
-        gx, gy = self._grid.T
+        gx, gy = self._grid.unbind(1)
         ahead, beside = gx * yaw.cos() - gy * yaw.sin(), gx * yaw.sin() + gy * yaw.cos()
         return torch.stack((ahead, beside), -1) + self.physics.qpos[:, None, :2]
 
     def _observe(self, started: Tensor | None = None) -> Obs:
-        physics, world, size = self.physics, self._world, self.num_envs
-        draw = self._random(10 + 33 + _SCANDOTS)[:, 10:] if self.settings.randomise.noise else None
-        parts = [
-            self._trunk_frame(physics.qvel[:, :3]),
-            physics.qvel[:, 3:6],
-            self._gravity(),
-            physics.qpos[:, 7:] - self._stance,
-            physics.qvel[:, 6:],
-        ]
-        points = self.scan_points()
-        ground = self._ground_height(points[..., 0].flatten(), points[..., 1].flatten()).view(size, _SCANDOTS)
-        heights = physics.qpos[:, 2:3] - _NOMINAL_HEIGHT - ground
+        motion, world, noise = self._motion, self._world, self.settings.randomise.noise
+        parts = (motion.velocity, motion.turn, motion.gravity, motion.joint - self._stance, motion.joint_velocity)
         sensed = torch.cat(parts, 1)
-        if draw is not None:
-            noise = self.settings.randomise.noise * (2.0 * draw - 1.0)
-            sensed = sensed + noise[:, :33] * self._noise_scale
-            heights = heights + 0.1 * noise[:, 33:] * (self.terrain is not None)
-        return {
-            "proprioception": torch.cat((sensed * self._obs_scale, world["action"]), 1).float(),
-            "scandots": (_SCALES["height"] * heights.clamp(-1.0, 1.0)).float(),
+        heights = self.physics.qpos[:, 2:3] - NOMINAL_HEIGHT - self._ground_height(self.scan_points())
+        seen = heights
+        if noise:
+            count = _SENSED + (_SCANDOTS if self.terrain is not None else 0)
+            draw = noise * (2.0 * self._random(_NOISE, count) - 1.0)
+            sensed = sensed + draw[:, :_SENSED] * self._noise_size
+            seen = seen + _HEIGHT_NOISE * draw[:, _SENSED:] if self.terrain is not None else seen
+        obs = {
+            "proprioception": torch.cat((sensed * self._scale, world["action"]), 1).float(),
+            "scandots": _scaled(seen),
             "commands": world["command"].float(),
         }
+        if self.settings.privileged:
+            truth = (motion.velocity * _SCALES["velocity"], self.sensors.touching, self._traits)
+            obs["privileged"] = torch.cat((*truth, _scaled(heights)), 1).float()
+        return obs
 
     # State -----------------------------------------------------------------------------------------------------------
 
+    def counters(self) -> dict[str, int]:
+        """Robots whose contacts did not fit into the memory of MuJoCo Warp."""
+        overflows = self.physics.overflows()
+        return {} if overflows is None else {"contact_overflows": overflows}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        others = {"episode": self._episode, "fell": self._fell, "curriculum": self._by_success.table}
+        return {**self._world, **others}
+
+    def _set_tensors(self, tensors: dict[str, Tensor]) -> None:
+        for name in self._world:
+            self._world[name] = tensors[name]
+        self._episode, self._fell = tensors["episode"], tensors["fell"]
+        self._by_success.table = tensors["curriculum"]
+
     def _get_world(self) -> dict[str, Any]:
-        return {
-            "physics": self.physics.get_state(),
-            "world": {name: x.clone() for name, x in self._world.items()},
-            "seeds": self._seeds.clone(),
-            "episode": self._episode.clone(),
-        }
+        own = {"seeds": self._seeds, "traits": self._traits, "latency": self._latency}
+        tensors = {name: x.clone() for name, x in (self._tensors() | own).items()}
+        return {"physics": self.physics.get_state(), "tensors": tensors}
 
     def _set_world(self, state: dict[str, Any]) -> Obs:
         self.physics.set_state(state["physics"])
-        self._world = {name: x.clone() for name, x in state["world"].items()}
-        self._seeds, self._episode = state["seeds"].clone(), state["episode"].clone()
+        tensors = {name: x.to(self.device, copy=True) for name, x in state["tensors"].items()}
+        self._set_tensors(tensors)
+        self._seeds, self._traits, self._latency = tensors["seeds"], tensors["traits"], tensors["latency"]
         self._hashed = hash32(self._seeds)
+        self._motion = Motion.of(self.physics)
         return self._observe()
+
+
+def _scaled(heights: Tensor) -> Tensor:
+    return (_SCALES["height"] * heights.clamp(-1.0, 1.0)).float()

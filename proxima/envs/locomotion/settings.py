@@ -1,5 +1,6 @@
 """The settings of the quadruped's task, each with its default; `env_kwargs` changes them."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -26,6 +27,8 @@ class Control:
     """Nm/rad."""
     kd: float = number(0.5)
     """Nms/rad."""
+    latency: tuple[float, ...] = (0.0, 0.0)
+    """Range of the seconds after which an action takes effect, one value per robot; at most one action's duration."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +65,28 @@ class Rewards:
     """Squared horizontal part of the gravity direction."""
     torque: float = _weight(-2e-4)
     """Sum of squares, Nm."""
+    power: float = _weight(0.0)
+    """Sum of |torque * joint velocity|, W."""
     joint_acceleration: float = _weight(-2.5e-7)
     """Sum of squares, rad/s^2."""
     action_rate: float = _weight(-0.01)
     """Sum of squared changes of the action."""
     air_time: float = _weight(1.0)
     """Seconds in the air minus 0.5 of every foot that touches down, while a motion is commanded."""
+    foot_clearance: float = _weight(0.0)
+    """Squared distance of each foot from 8 cm above the ground times its horizontal speed, summed."""
+    foot_slip: float = _weight(0.0)
+    """Squared horizontal speed of the feet that touch the ground, summed."""
+    collision: float = _weight(-1.0)
+    """Number of knees that touch the ground, and one for the trunk."""
     joint_limits: float = _weight(-10.0)
     """Radians beyond 90 % of the joints' ranges."""
+    pose: float = _weight(0.0)
+    """Sum of squared joint angles from the stance, rad."""
+    alive: float = _weight(0.0)
+    """1 in every step."""
+    fall: float = _weight(0.0)
+    """1 in a step that ends the episode by a fall."""
     clip_at_zero: bool = True
     """A negative sum counts as 0, so that falling early never pays."""
 
@@ -82,6 +99,10 @@ class Randomise:
     """Range of the feet's friction, one value per robot."""
     payload: float = number(1.0)
     """Range of extra mass on the trunk, ± kg."""
+    centre_of_mass: float = number(0.02)
+    """Range of the shift of the trunk's centre of mass along each axis, ± m."""
+    gains: float = number(0.1)
+    """Range of the factor on kp and kd, 1 ± this, one per robot."""
     push_speed: float = number(1.0)
     """Pushes set the horizontal velocity to up to ± this, m/s."""
     push_seconds: float = number(15.0, above=0.0)
@@ -106,8 +127,30 @@ class Ground:
     """Metres."""
     start_level: int = number(5)
     """Robots start at random levels up to this one."""
-    curriculum: bool = True
-    """Up a level after walking half a tile, down after less than half of the commanded distance."""
+    curriculum: Literal["distance", "success", "none"] = "distance"
+    """distance: a robot goes up a level after walking half a tile, and down after less than half of the commanded
+    distance; success: all robots on a kind of ground start at level 0, and its highest level rises when `raise_at` of
+    their episodes succeed and falls below `lower_at`; none: random levels up to start_level."""
+    raise_at: float = number(0.8)
+    lower_at: float = number(0.4)
+    episodes: int = number(100, least=1)
+    """Episodes on a kind of ground between two changes of its highest level, for the curriculum by success."""
+    level: int | None = None
+    """Every robot on this level, without a curriculum: for evaluation."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The physics engine; the limits are for MuJoCo Warp, whose memory is allocated once."""
+
+    name: Literal["auto", "mujoco", "warp"] = "auto"
+    """auto: MuJoCo on the CPU, MuJoCo Warp on a GPU."""
+    deterministic: bool = False
+    """Warp: the same bits in every run on the same GPU; slower."""
+    max_contacts: int = number(32, least=1)
+    """Per robot, on average over the robots."""
+    max_constraints: int = number(96, least=1)
+    """Per robot."""
 
 
 @dataclass(frozen=True)
@@ -119,10 +162,16 @@ class QuadrupedSettings:
     rewards: Rewards = field(default_factory=Rewards)
     randomise: Randomise = field(default_factory=Randomise)
     ground: Ground = field(default_factory=Ground)
+    engine: Engine = field(default_factory=Engine)
+    privileged: bool = False
+    """Also observe `privileged`: what only a simulator knows, for the critic (`encoders: {privileged: {use: critic}}`).
+    Velocity, foot contacts, friction, payload, centre of mass, gains, and heights, all without noise."""
     max_tilt: float = number(1.2, above=0.0)
     """Radians from upright that end the episode."""
     min_height: float = number(0.12)
     """Metres of the trunk above the ground below which the episode ends."""
+    end_on_trunk_contact: bool = False
+    """End the episode when the trunk touches the ground."""
 
 
 def parse(content: dict[str, Any]) -> QuadrupedSettings:
@@ -131,4 +180,15 @@ def parse(content: dict[str, Any]) -> QuadrupedSettings:
     for kind in settings.ground.shares:
         if kind not in KINDS:
             raise UsageError(f"ground.shares.{kind}: there is no such terrain; it can be {', '.join(KINDS)}.")
+    ground, longest = settings.ground, 1.0 / settings.control.rate
+    if ground.level is not None and ground.level >= ground.levels:
+        raise UsageError(f"ground.level is {ground.level}, but there are levels 0 to {ground.levels - 1}.")
+    _check_range("control.latency", settings.control.latency, longest)
+    _check_range("randomise.friction", settings.randomise.friction, math.inf)
     return settings
+
+
+def _check_range(name: str, ends: tuple[float, ...], most: float) -> None:
+    if len(ends) != 2 or not 0.0 <= ends[0] <= ends[1] <= most:
+        limit = f" of at most {most:g}" if math.isfinite(most) else ""
+        raise UsageError(f"{name} is {list(ends)}, but it must be a lower and an upper end, from 0{limit}.")

@@ -4,7 +4,7 @@ A row of tiles is a level of difficulty, a column one kind of ground. Heights of
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mujoco
 import numpy as np
@@ -105,8 +105,12 @@ class Terrain:
 
     def start(self, level: Tensor, column: Tensor) -> Tensor:
         """`[N, 2]`, the middle of the tiles of levels and columns `[N]`."""
-        middle = torch.stack((level, column), -1).float() * self.tile_size + 0.5 * self.tile_size
-        return middle + torch.tensor(self.origin, device=level.device)
+        x, y = ((place + 0.5) * self.tile_size for place in (level, column))
+        return torch.stack((x + self.origin[0], y + self.origin[1]), -1)
+
+    def to(self, device: torch.device) -> "Terrain":
+        """The same with the height map on a device."""
+        return replace(self, heights=self.heights.to(device))
 
     def height(self, x: Tensor, y: Tensor) -> Tensor:
         """Height of the ground at any points: the triangles that MuJoCo's height field has; the edge goes on beyond."""

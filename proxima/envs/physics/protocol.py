@@ -15,7 +15,7 @@ class Physics(ABC):
     num_worlds: int
     device: torch.device
     dtype: torch.dtype
-    """float64 on the CPU, float32 on a GPU."""
+    """float64 in MuJoCo, float32 in MuJoCo Warp."""
     qpos: Tensor
     """`[N, nq]`."""
     qvel: Tensor
@@ -25,15 +25,14 @@ class Physics(ABC):
 
     @abstractmethod
     def derived(self, name: str) -> Tensor:
-        """A live `[N, ...]` tensor of an MjData field, such as `site_xpos` or `sensordata`.
+        """A live `[N, ...]` tensor of an MjData field such as `sensordata`, as the last substep computed it.
 
-        After `step` and `reset`, what depends on positions and velocities is current. Forces and accelerations are
-        those of the last substep.
+        As after `mj_step`, it belongs to the state before that substep. A reset does not change it.
         """
 
     @abstractmethod
-    def step(self, count: int) -> None:
-        """Take `count` substeps in every world."""
+    def step(self, count: int, moving: Tensor | None = None) -> None:
+        """Take `count` substeps in every world, or in those of `moving` `[N]`."""
 
     @abstractmethod
     def reset(self, mask: Tensor, qpos: Tensor, qvel: Tensor) -> None:
@@ -43,7 +42,7 @@ class Physics(ABC):
     def per_world(self, name: str) -> Tensor:
         """A live `[N, ...]` tensor of a model field, such as `geom_friction`, which then differs between worlds.
 
-        To be called before the first step. Call `model_changed` after writes to masses, inertias or positions.
+        Only of the fields that the engine was built to vary. Call `model_changed` after writes to masses or places.
         """
 
     @abstractmethod
@@ -58,6 +57,6 @@ class Physics(ABC):
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore what `get_state` returned."""
 
-    def close(self) -> None:
-        """Free threads and memory. Calling it twice is harmless."""
-        return
+    def overflows(self) -> int | None:
+        """In how many worlds contacts did not fit into memory, since the start; None if that cannot happen."""
+        return None

@@ -9,6 +9,8 @@ from proxima.envs.locomotion.robot import STANCE, build_model
 from proxima.envs.locomotion.settings import parse
 from proxima.envs.physics.cpu import CpuPhysics
 
+VARYING = ("geom_friction", "body_mass")
+
 
 @pytest.fixture(scope="module")
 def model() -> mujoco.MjModel:
@@ -16,7 +18,7 @@ def model() -> mujoco.MjModel:
 
 
 def started(model: mujoco.MjModel, count: int, **options: int) -> CpuPhysics:
-    physics = CpuPhysics(model, count, **options)
+    physics = CpuPhysics(model, count, varying=VARYING, **options)
     qpos = torch.from_numpy(model.qpos0.copy()).repeat(count, 1)
     qpos[:, 7:] = torch.tensor(STANCE, dtype=torch.float64)
     qpos[:, 2] = 0.3
@@ -38,16 +40,6 @@ def test_it_is_mj_step_to_the_bit(model: mujoco.MjModel) -> None:
     assert not np.array_equal(physics.qpos[0].numpy(), data.qpos)
 
 
-def test_what_depends_on_positions_is_current(model: mujoco.MjModel) -> None:
-    physics = started(model, 2)
-    feet = physics.derived("site_xpos")
-    physics.step(4)
-    data = mujoco.MjData(model)
-    data.qpos[:] = physics.qpos[0].numpy()
-    mujoco.mj_kinematics(model, data)
-    assert np.allclose(feet[0].numpy(), data.site_xpos, atol=1e-12)
-
-
 def test_a_reset_touches_its_worlds_only(model: mujoco.MjModel) -> None:
     physics = started(model, 3)
     physics.step(10)
@@ -67,7 +59,7 @@ def test_it_stands_and_the_heavier_one_sinks_deeper(model: mujoco.MjModel) -> No
     height = physics.qpos[:, 2]
     assert 0.15 < float(height[1]) < float(height[0]) - 0.005 < 0.3
     assert float(physics.qvel.abs().max()) < 0.05
-    found = physics.derived("sensordata").view(2, 4, 4)
+    found = physics.derived("sensordata")[:, :16].view(2, 4, 4)
     assert bool((found[:, :, 0] > 0).all())
     weight = found[:, :, 3].sum(1).abs()  # vertical forces on the feet
     total = torch.tensor([model.body_mass.sum(), model.body_mass.sum() + 2.0]) * 9.81
@@ -93,7 +85,7 @@ def test_a_state_goes_on_to_the_same_bits_in_other_physics_on_other_threads(mode
     physics.step(30)
     state = physics.get_state()
     physics.step(30)
-    other = CpuPhysics(model, 4, num_threads=1)
+    other = CpuPhysics(model, 4, varying=VARYING, num_threads=1)
     other.set_state(state)
     other.step(30)
     assert torch.equal(other.qpos, physics.qpos) and torch.equal(other.qvel, physics.qvel)

@@ -1,0 +1,53 @@
+"""Which level of the terrain a robot starts on: by the distance it walked, or by the success of all robots."""
+
+from torch import Tensor, arange, stack, where, zeros
+
+from proxima.envs.locomotion.settings import Ground
+
+GOOD_TRACKING = 0.6
+"""Mean of the velocity-tracking term of an episode that counts as a success, if the robot did not fall."""
+
+
+def by_distance(level: Tensor, walked: Tensor, commanded: Tensor, anywhere: Tensor, ground: Ground) -> Tensor:
+    """Levels `[N]` after an episode: up after half a tile, down after less than half of what was commanded.
+
+    Past the top it is `anywhere` `[N]`, a random level (Rudin et al. 2022).
+    """
+    up = walked > 0.5 * ground.tile_size
+    down = (walked < 0.5 * commanded) & ~up
+    level = (level + up.long() - down.long()).clamp(min=0)
+    return where(level >= ground.levels, anywhere, level)
+
+
+class BySuccess:
+    """The highest level of every kind of ground, from the success rate of the episodes on it.
+
+    Counts are sums over robots, without synchronisation. State: `highest`, `episodes` and `successes`, `[K]` int64.
+    """
+
+    def __init__(self, num_kinds: int, ground: Ground) -> None:
+        self.ground, self._kinds = ground, arange(num_kinds)
+        self.table = zeros(3, num_kinds).long()
+        """Rows: highest level, episodes since it changed, and how many of these succeeded."""
+
+    def to(self, device: object) -> "BySuccess":
+        """Move to a device."""
+        self.table, self._kinds = self.table.to(device), self._kinds.to(device)  # type: ignore[call-overload]
+        return self
+
+    def record(self, kind: Tensor, ended: Tensor, success: Tensor) -> None:
+        """Count the episodes that ended, of robots on `kind` `[N]`, and move the highest levels if it is time."""
+        ground, (highest, episodes, successes) = self.ground, self.table.unbind()
+        here = (kind[:, None] == self._kinds) & ended[:, None]  # [N, K]
+        episodes, successes = episodes + here.sum(0), successes + (here & success[:, None]).sum(0)
+        due = episodes >= ground.episodes
+        better = due & (successes >= ground.raise_at * episodes)
+        worse = due & (successes < ground.lower_at * episodes)
+        highest = (highest + better.long() - worse.long()).clamp(0, ground.levels - 1)
+        self.table = stack((highest, where(due, 0, episodes), where(due, 0, successes)))
+
+    def levels(self, kind: Tensor, draw: Tensor) -> Tensor:
+        """Levels `[N]` to start on: half of the robots on the highest, the others below, by `draw` `[N]` in 0..1."""
+        highest = self.table[0][kind]
+        below = (2.0 * draw * (highest + 1)).long()
+        return where(draw < 0.5, below, highest)
