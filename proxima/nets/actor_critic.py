@@ -166,6 +166,14 @@ class ActorCritic(Policy):
         """Raw actions in the env's units and within its bounds."""
         return self.action_head.to_env(action)
 
+    def metrics(self) -> dict[str, float]:
+        """The mean standard deviation of Gaussian actions, if it does not depend on the observation."""
+        head = self.action_head
+        if not hasattr(head, "log_std"):
+            return {}
+        low, high = head.log_std_range
+        return {"action_std": float(head.log_std.detach().clamp(low, high).exp().mean())}
+
     def _split(self, state: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """The actor's and the critic's part of a state; the same if they share a trunk."""
         if state is None or self.shared:

@@ -87,6 +87,10 @@ class Policy(nn.Module, ABC):
     def to_env(self, action: Tensor) -> Tensor:
         """Raw actions in the env's units and within its bounds."""
 
+    def metrics(self) -> dict[str, float]:
+        """Numbers about the policy for the metrics of an iteration."""
+        return {}
+
     def first_state(self, num_envs: int) -> Tensor | None:
         """The state `[N, S]` before an episode's first observation; None without recurrence."""
         return self.return_scale.new_zeros(num_envs, self.state_size) if self.state_size else None

@@ -36,7 +36,12 @@ TABLES = {
         Metric("global_step", "", "so far, over all envs", unit="env steps", healthy="the axis to compare runs on"),
         Metric("wall_time", "speed", "time since training started", unit="s"),
         Metric("episodes", "episodes", "episodes finished so far"),
-        Metric("episode_return", "episodes", "undiscounted raw return, mean of the last 100 episodes", healthy="rises"),
+        Metric(
+            "episode_return",
+            "episodes",
+            "undiscounted raw return, mean of the last 100 episodes (with more than 100 envs, of one per env)",
+            healthy="rises",
+        ),
         Metric("episode_return_min", "episodes", "lowest of these 100", otherwise="far below the mean: not robust"),
         Metric("episode_return_max", "episodes", "highest of these 100"),
         Metric(
@@ -62,6 +67,20 @@ TABLES = {
             "env workers or envs that crashed and were replaced (sync and async)",
             healthy="0",
             otherwise="the log has the traceback",
+        ),
+        Metric(
+            "physics_failures",
+            "faults",
+            "quadruped: episodes ended because the physics failed (NaN, or far too fast)",
+            healthy="0, or a few in a million steps",
+            otherwise="lower the gains, or the pushes",
+        ),
+        Metric(
+            "contact_overflows",
+            "faults",
+            "quadruped on a GPU: robots whose contacts once did not fit into memory",
+            healthy="few",
+            otherwise="many: raise `engine.max_contacts` and `engine.max_constraints`",
         ),
     ),
     "held actions": (
@@ -118,6 +137,13 @@ TABLES = {
             unit="nats",
             healthy="falls slowly",
             otherwise="collapses early: raise `entropy_coef` or `initial_std`",
+        ),
+        Metric(
+            "action_std",
+            "losses",
+            "mean standard deviation of Gaussian actions, unless it depends on the observation (`std_mode state`)",
+            healthy="falls slowly",
+            otherwise="rises without end: lower `entropy_coef`; falls to `min_std` early: raise it",
         ),
         Metric(
             "approx_kl",

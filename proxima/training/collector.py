@@ -59,7 +59,7 @@ class Collector:
         self.obstacle: str | None = None
         """Why a resume from `get_state` cannot be exact, if that is known: the envs' state is then not saved."""
         self.generator = Generator(device).manual_seed(seed)
-        self.episodes = EpisodeStatistics(env.episode_info)
+        self.episodes = EpisodeStatistics(env.episode_info, env.num_envs)
         self.global_step = 0
         """Env steps, over all envs."""
         self.in_old_episodes = True

@@ -5,20 +5,23 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 EPISODE_WINDOW = 100
 
 
 class EpisodeStatistics:
-    """Returns, lengths, success and the env's own numbers of the last 100 finished episodes.
+    """Returns, lengths, success and the env's own numbers of the last 100 finished episodes, or of one per env.
 
     Success and the env's own numbers are NaN for an episode that did not report them.
     """
 
-    def __init__(self, names: Iterable[str] = ()) -> None:
-        """`names` of the env's own numbers."""
-        self.returns, self.lengths = _window(), _window()
-        self.success = _window()  # empty until the env has reported one
-        self.info = {name: _window() for name in names}
+    def __init__(self, names: Iterable[str] = (), num_envs: int = 1) -> None:
+        """`names` of the env's own numbers; with more than 100 envs, the last `num_envs` episodes count."""
+        size = max(EPISODE_WINDOW, num_envs)
+        self.returns, self.lengths, self.success = (deque[float](maxlen=size) for _ in range(3))
+        """Success is empty until the env has reported one."""
+        self.info = {name: deque[float](maxlen=size) for name in names}
         self.count = 0
 
     def add(
@@ -69,11 +72,8 @@ class EpisodeStatistics:
         self.count = state["count"]
 
 
-def _window() -> deque[float]:
-    return deque(maxlen=EPISODE_WINDOW)
-
-
 def _mean(window: Iterable[float]) -> float:
     """Mean of the finite values; NaN if there is none."""
-    known = [value for value in window if math.isfinite(value)]
-    return sum(known) / len(known) if known else math.nan
+    values = np.array(list(window), dtype=float)
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if known.size else math.nan

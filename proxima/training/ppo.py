@@ -41,7 +41,7 @@ class PPO(Algorithm):
         metrics = self.timed("update", self.ppo.update, batch)
         # After the update, so that the first probability ratio of the next one is 1.
         self.timed("update", self.policy.normalizer.update, rollout.step_obs())
-        return metrics
+        return metrics | self.policy.metrics()
 
     def set_state(self, read: Read, state: dict[str, Any], *, new_episodes_seed: int) -> list[str]:
         """With new episodes, the reward normaliser's running return restarts as well."""

@@ -40,8 +40,10 @@ _SENSED = 9 + 2 * JOINTS
 _HEIGHT_NOISE = 0.1
 _EPISODE_SECONDS = 20.0
 _SCALES = {"velocity": 2.0, "turn": 0.25, "joint_velocity": 0.05, "height": 2.5}
-# Columns of the random numbers of a step.
-_START, _COMMAND, _PUSH, _NOISE = 0, 4, 8, 10
+# Columns of the random numbers of a step: for a start, a level, a command, a push, and noise.
+_START, _LEVEL, _COMMAND, _PUSH, _NOISE = 0, 4, 5, 9, 11
+_TOO_FAST = 200.0
+"""rad/s or m/s: the physics has failed."""
 _VARYING = ("geom_friction", "body_mass", "body_ipos", "actuator_gainprm", "actuator_biasprm")
 
 
@@ -135,7 +137,7 @@ class Quadruped(EpisodicVecEnv):
         )
         self._kinds = torch.arange(len(names), device=self.device)
         self._by_success = BySuccess(max(1, len(names)), ground).to(self.device)
-        self.episode_info = ("level", "tracking", "tracking_error", "fell", "power")
+        self.episode_info = ("level", "success", "tracking", "tracking_error", "fell", "power")
         self._info_by_kind = tuple(f"{what}_{kind}" for what in ("level", "success") for kind in names)
         self.episode_info += self._info_by_kind
 
@@ -159,8 +161,15 @@ class Quadruped(EpisodicVecEnv):
         self._latency = torch.zeros(size, dtype=torch.int64, device=device)
         self._motion = Motion.of(self.physics)
         self._fell = self._never.clone()
+        self._failures = self._never.sum()
+        self._roll()
 
     # Episodes --------------------------------------------------------------------------------------------------------
+
+    def reset(self, seed: int | None = None) -> Obs:
+        """Start a new episode in every env."""
+        self._drawn = False
+        return super().reset(seed)
 
     def _seed(self, seed: int | None) -> None:
         """Random numbers are a hash of seed, episode and step; without a seed, all seeds are 0."""
@@ -195,13 +204,18 @@ class Quadruped(EpisodicVecEnv):
         self._traits = torch.cat((friction, payload, shift, gains), 1)
         self._latency = ((latency[0] + (latency[1] - latency[0]) * draw[:, 6]) / TIMESTEP).round().long()
 
-    def _random(self, first: int, count: int) -> Tensor:
-        """`[N, count]` random numbers of this step, from column `first` on."""
-        return hashed_uniform(self._hashed, self._episode, self.episode_length, count, first).to(self.physics.dtype)
+    def _roll(self) -> None:
+        """Draw the random numbers of this step: a start in this step uses them, too."""
+        noisy = _SENSED + (_SCANDOTS if self.terrain is not None else 0)
+        count = _NOISE + (noisy if self.settings.randomise.noise else 0)
+        draw = hashed_uniform(self._hashed, self._episode, self.episode_length, count)
+        self._draw, self._drawn = draw.to(self.physics.dtype), True
 
     def _start(self, started: Tensor) -> None:
         world, rows = self._world, started[:, None]
-        draw = hashed_uniform(self._hashed, self._episode + 1, torch.zeros_like(self._episode), 8).to(self._scale.dtype)
+        if not self._drawn:
+            self._roll()
+        draw = self._draw
         self._choose_tiles(started, draw)
         self._episode = self._episode + started
         qpos = self._first_qpos.clone()
@@ -212,7 +226,7 @@ class Quadruped(EpisodicVecEnv):
         qpos[:, :2], qpos[:, 2] = place, NOMINAL_HEIGHT + self._ground_height(place)
         qpos[:, 3], qpos[:, 6] = (0.5 * yaw).cos(), (0.5 * yaw).sin()
         self.physics.reset(started, qpos, torch.zeros_like(self.physics.qvel))
-        self._motion = Motion.of(self.physics)
+        self._motion = self._motion.restarted(rows, qpos, yaw)
         for name in ("action", "joint_velocity", "air_time"):
             world[name] = world[name].masked_fill(rows, 0.0)
         for name in ("commanded", "tracking", "error", "power"):
@@ -230,9 +244,7 @@ class Quadruped(EpisodicVecEnv):
         if self.num_envs < ground.columns:  # few robots see every kind in turn
             column = (draw[:, 3] * ground.columns).long()
             world["column"] = torch.where(started, column, world["column"])
-        again = started & (self._episode >= 0)
-        extra = hashed_uniform(self._hashed, self._episode, torch.full_like(self._episode, -1), 1)[:, 0]
-        level = world["level"]
+        again, extra, level = started & (self._episode >= 0), draw[:, _LEVEL], world["level"]
         if ground.level is not None:
             level = torch.full_like(level, ground.level)
         elif ground.curriculum == "distance":
@@ -261,6 +273,7 @@ class Quadruped(EpisodicVecEnv):
     # One step --------------------------------------------------------------------------------------------------------
 
     def _advance(self, action: Tensor, moving: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        self._roll()
         before = dict(self._world)
         action = action.to(self.device, self.physics.dtype)
         self._push(moving)
@@ -291,10 +304,10 @@ class Quadruped(EpisodicVecEnv):
 
     def _transition(self, action: Tensor) -> Transition:
         """The step that the physics just took."""
-        world, qpos = self._world, self.physics.qpos
+        world, qpos, settings = self._world, self.physics.qpos, self.settings
+        fell = self._stop_failures()
         motion = self._motion = Motion.of(self.physics)
-        place, settings = qpos[:, :2], self.settings
-        fell = qpos[:, 2] - self._ground_height(place) < settings.min_height
+        fell = fell | (qpos[:, 2] - self._ground_height(qpos[:, :2]) < settings.min_height)
         fell = fell | (motion.gravity[:, 2] > -math.cos(settings.max_tilt))
         if settings.end_on_trunk_contact:
             fell = fell | self.sensors.trunk
@@ -316,6 +329,15 @@ class Quadruped(EpisodicVecEnv):
             dt=self._dt,
         )
 
+    def _stop_failures(self) -> Tensor:
+        """`[N]` bool: the physics of these robots failed (by NaN, or far too fast). They are put at rest, and fall."""
+        qpos, qvel = self.physics.qpos, self.physics.qvel
+        failed = ~((qvel.abs().amax(1) < _TOO_FAST) & qpos.isfinite().all(1))
+        rows = failed[:, None]
+        self.physics.reset(failed, torch.where(rows, self._first_qpos, qpos), torch.zeros_like(qvel))
+        self._failures = self._failures + failed.sum()
+        return failed
+
     def _record(self, step: Transition) -> None:
         """Remember what the next step and the statistics of the episode need."""
         world, motion = self._world, step.motion
@@ -328,7 +350,7 @@ class Quadruped(EpisodicVecEnv):
         world["foot"] = motion.foot[..., :2]
         every = round(self.settings.commands.seconds / self._dt)
         due = (self.episode_length % every == 0)[:, None]
-        world["command"] = torch.where(due, self._new_command(self._random(_COMMAND, 4)), step.command)
+        world["command"] = torch.where(due, self._new_command(self._draw[:, _COMMAND:]), step.command)
 
     def _push(self, moving: Tensor | None) -> None:
         randomise = self.settings.randomise
@@ -337,7 +359,7 @@ class Quadruped(EpisodicVecEnv):
         due = self.episode_length % round(randomise.push_seconds / self._dt) == 0
         if moving is not None:
             due = due & moving
-        kick = randomise.push_speed * (2.0 * self._random(_PUSH, 2) - 1.0)
+        kick = randomise.push_speed * (2.0 * self._draw[:, _PUSH:_NOISE] - 1.0)
         velocity = self.physics.qvel[:, :2]
         velocity.copy_(torch.where(due[:, None], kick, velocity))
 
@@ -348,11 +370,12 @@ class Quadruped(EpisodicVecEnv):
 
     def _info(self) -> dict[str, Tensor]:
         world, steps = self._world, self.episode_length.clamp(min=1)
-        values = (world["level"], world["tracking"] / steps, world["error"] / steps, self._fell, world["power"] / steps)
+        means = (world[name] / steps for name in ("tracking", "error"))
+        values = (world["level"], self._success(), *means, self._fell, world["power"] / steps)
         info = dict(zip(self.episode_info, torch.stack([x.double() for x in values]).unbind(), strict=False))
         if self._info_by_kind:
             here = self._kind == self._kinds[:, None]  # [K, N]
-            both = torch.stack((info["level"], self._success().double()))[:, None]  # [2, 1, N]
+            both = torch.stack((info["level"], info["success"]))[:, None]  # [2, 1, N]
             by_kind = torch.where(here, both, math.nan).flatten(0, 1)
             info |= dict(zip(self._info_by_kind, by_kind.unbind(), strict=True))
         return info
@@ -384,8 +407,7 @@ class Quadruped(EpisodicVecEnv):
         heights = self.physics.qpos[:, 2:3] - NOMINAL_HEIGHT - self._ground_height(self.scan_points())
         seen = heights
         if noise:
-            count = _SENSED + (_SCANDOTS if self.terrain is not None else 0)
-            draw = noise * (2.0 * self._random(_NOISE, count) - 1.0)
+            draw = noise * (2.0 * self._draw[:, _NOISE:] - 1.0)
             sensed = sensed + draw[:, :_SENSED] * self._noise_size
             seen = seen + _HEIGHT_NOISE * draw[:, _SENSED:] if self.terrain is not None else seen
         obs = {
@@ -401,18 +423,21 @@ class Quadruped(EpisodicVecEnv):
     # State -----------------------------------------------------------------------------------------------------------
 
     def counters(self) -> dict[str, int]:
-        """Robots whose contacts did not fit into the memory of MuJoCo Warp."""
+        """Failures of the physics, and robots whose contacts did not fit into the memory of MuJoCo Warp."""
         overflows = self.physics.overflows()
-        return {} if overflows is None else {"contact_overflows": overflows}
+        return {"physics_failures": int(self._failures)} | (
+            {} if overflows is None else {"contact_overflows": overflows}
+        )
 
     def _tensors(self) -> dict[str, Tensor]:
-        others = {"episode": self._episode, "fell": self._fell, "curriculum": self._by_success.table}
+        others = {"episode": self._episode, "fell": self._fell, "failures": self._failures}
+        others["curriculum"] = self._by_success.table
         return {**self._world, **others}
 
     def _set_tensors(self, tensors: dict[str, Tensor]) -> None:
         for name in self._world:
             self._world[name] = tensors[name]
-        self._episode, self._fell = tensors["episode"], tensors["fell"]
+        self._episode, self._fell, self._failures = (tensors[name] for name in ("episode", "fell", "failures"))
         self._by_success.table = tensors["curriculum"]
 
     def _get_world(self) -> dict[str, Any]:
@@ -427,6 +452,7 @@ class Quadruped(EpisodicVecEnv):
         self._seeds, self._traits, self._latency = tensors["seeds"], tensors["traits"], tensors["latency"]
         self._hashed = hash32(self._seeds)
         self._motion = Motion.of(self.physics)
+        self._roll()
         return self._observe()
 
 

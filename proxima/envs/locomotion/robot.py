@@ -54,6 +54,23 @@ class Motion:
         velocity = (qvel[:, None, :3] @ rotation)[:, 0]
         return cls(velocity, qvel[:, 3:6].clone(), -rotation[:, 2], joint, qvel[:, 6:].clone(), foot)
 
+    def restarted(self, rows: Tensor, qpos: Tensor, yaw: Tensor) -> "Motion":
+        """The same, with the robots of `rows` `[N, 1]` at rest, level, and turned by `yaw` `[N]`, as in `qpos`."""
+        joint = qpos[:, 7:]
+        x, y, z = foot_places(joint[:1])[0].unbind(-1)  # [4], the same for all
+        cos, sin = yaw.cos()[:, None], yaw.sin()[:, None]
+        foot = torch.stack((x * cos - y * sin, x * sin + y * cos, z.expand(len(qpos), 4)), -1) + qpos[:, None, :3]
+        return Motion(
+            velocity=self.velocity.masked_fill(rows, 0.0),
+            turn=self.turn.masked_fill(rows, 0.0),
+            gravity=torch.cat(
+                (self.gravity[:, :2].masked_fill(rows, 0.0), self.gravity[:, 2:].masked_fill(rows, -1.0)), 1
+            ),
+            joint=torch.where(rows, joint, self.joint),
+            joint_velocity=self.joint_velocity.masked_fill(rows, 0.0),
+            foot=torch.where(rows[..., None], foot, self.foot),
+        )
+
 
 class Sensors:
     """What the robots' contact and torque sensors say: live, of the last substep."""
