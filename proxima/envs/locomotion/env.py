@@ -305,9 +305,9 @@ class Quadruped(EpisodicVecEnv):
     def _transition(self, action: Tensor) -> Transition:
         """The step that the physics just took."""
         world, qpos, settings = self._world, self.physics.qpos, self.settings
-        fell = self._stop_failures()
+        failed = self._stop_failures()
         motion = self._motion = Motion.of(self.physics)
-        fell = fell | (qpos[:, 2] - self._ground_height(qpos[:, :2]) < settings.min_height)
+        fell = failed | (qpos[:, 2] - self._ground_height(qpos[:, :2]) < settings.min_height)
         fell = fell | (motion.gravity[:, 2] > -math.cos(settings.max_tilt))
         if settings.end_on_trunk_contact:
             fell = fell | self.sensors.trunk
@@ -317,7 +317,7 @@ class Quadruped(EpisodicVecEnv):
             action=action,
             last_action=world["action"],
             last_joint_velocity=world["joint_velocity"],
-            torque=self.sensors.torque,
+            torque=self.sensors.torque.masked_fill(failed[:, None], 0.0),
             touching=self.sensors.touching,
             colliding=self.sensors.colliding,
             air_time=world["air_time"] + self._dt,

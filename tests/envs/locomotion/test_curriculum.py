@@ -1,0 +1,55 @@
+"""Levels after an episode, by tables."""
+
+import pytest
+import torch
+
+from proxima.envs.locomotion.curriculum import BySuccess, by_distance
+from proxima.envs.locomotion.settings import Ground
+
+
+@pytest.mark.parametrize(
+    ("level", "walked", "commanded", "after"),
+    [
+        (1, 5.0, 10.0, 2),  # more than half a tile of 8 m
+        (1, 4.0, 10.0, 0),  # not more, and less than half of what was commanded
+        (1, 3.0, 5.0, 1),  # enough of it
+        (1, 5.0, 100.0, 2),  # far is far, whatever was commanded
+        (0, 0.0, 10.0, 0),  # there is nothing below
+        (2, 5.0, 5.0, 7),  # past the top: anywhere, here 7
+        (2, 0.0, 0.0, 2),  # nothing was commanded
+    ],
+)
+def test_levels_by_distance(level: int, walked: float, commanded: float, after: int) -> None:
+    ground = Ground(levels=3)
+    args = (torch.tensor([level]), torch.tensor([walked]), torch.tensor([commanded]), torch.tensor([7]))
+    assert by_distance(*args, ground).tolist() == [after]
+
+
+def test_levels_by_success() -> None:
+    ground = Ground(levels=3, episodes=4, raise_at=0.75, lower_at=0.25)
+    curriculum, kind = BySuccess(2, ground), torch.tensor([0, 0, 0, 0, 1])
+    everyone = torch.ones(5, dtype=torch.bool)
+
+    def record(*success: bool) -> list[int]:
+        curriculum.record(kind, everyone, torch.tensor(success))
+        return curriculum.table[0].tolist()
+
+    assert record(True, True, True, False, True) == [1, 0]  # 3 of 4; the other kind has one episode so far
+    assert record(True, True, False, False, True) == [1, 0]  # between the limits
+    assert record(True, True, True, True, True) == [2, 0]
+    assert record(True, True, True, True, True) == [2, 1]  # the top; and 4 episodes of the other kind
+    assert record(False, False, False, False, False) == [1, 1]
+    assert record(False, False, False, False, False) == [0, 1]
+    assert record(False, False, False, False, False) == [0, 1]
+    assert record(False, False, False, False, False) == [0, 0]
+    curriculum.record(kind, ~everyone, everyone)
+    assert curriculum.table[1:].tolist() == [[0, 0], [0, 0]]  # nothing ended
+
+
+def test_starts_by_success_are_on_the_highest_level_and_below() -> None:
+    curriculum = BySuccess(1, Ground())
+    curriculum.table[0] = 3
+    level = curriculum.levels(
+        torch.zeros(8, dtype=torch.int64), torch.tensor([0.0, 0.1, 0.2, 0.3, 0.4, 0.49, 0.5, 0.9])
+    )
+    assert level.tolist() == [0, 0, 1, 2, 3, 3, 3, 3]

@@ -1,0 +1,181 @@
+"""The robot's kinematics against MuJoCo's, and what differs between robots."""
+
+import dataclasses
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+from proxima.envs.action_hold import Hold
+from proxima.envs.locomotion.env import Quadruped
+from proxima.envs.locomotion.rewards import TERMS
+from proxima.envs.locomotion.robot import JOINTS, LEGS, STANCE, Motion, build_model, rotations
+from proxima.envs.locomotion.settings import Rewards, parse
+from proxima.envs.physics.cpu import CpuPhysics
+from proxima.errors import UsageError
+
+SAME = {"noise": 0.0, "push_speed": 0.0, "payload": 0.0, "gains": 0.0, "centre_of_mass": 0.0, "friction": [0.8, 0.8]}
+
+
+def test_motion_is_that_of_mujoco() -> None:
+    model = build_model(parse({}), None)
+    physics, data = CpuPhysics(model, 5), mujoco.MjData(model)
+    generator = torch.Generator().manual_seed(0)
+    physics.qpos[:] = torch.randn(5, model.nq, generator=generator, dtype=torch.float64)
+    physics.qpos[:, 3:7] /= physics.qpos[:, 3:7].norm(dim=1, keepdim=True)
+    physics.qvel[:] = torch.randn(5, model.nv, generator=generator, dtype=torch.float64)
+    motion, trunk = Motion.of(physics), model.body("trunk").id
+    for i in range(5):
+        data.qpos[:], data.qvel[:] = physics.qpos[i].numpy(), physics.qvel[i].numpy()
+        mujoco.mj_forward(model, data)
+        frame = data.xmat[trunk].reshape(3, 3)
+        assert np.allclose(motion.foot[i].numpy(), [data.site(f"{leg}_foot").xpos for leg in LEGS], atol=1e-12)
+        assert np.allclose(motion.velocity[i].numpy(), frame.T @ data.qvel[:3], atol=1e-12)
+        assert np.allclose(motion.gravity[i].numpy(), frame.T @ [0, 0, -1], atol=1e-12)
+        assert np.allclose(rotations(physics.qpos[i : i + 1, 3:7])[0].numpy(), frame, atol=1e-12)
+
+
+def test_the_motion_of_robots_that_start_is_that_of_their_state() -> None:
+    env = Quadruped(num_envs=3)
+    env.reset(seed=0)
+    expected = Motion.of(env.physics)
+    for f in dataclasses.fields(Motion):
+        assert torch.allclose(getattr(env._motion, f.name), getattr(expected, f.name), atol=1e-12), f.name
+
+
+def test_every_weight_is_of_a_term_and_every_term_has_a_weight() -> None:
+    weights = {f.name for f in dataclasses.fields(Rewards)} - {"clip_at_zero"}
+    assert weights == set(TERMS)
+
+
+def test_feet_that_slip_clear_and_collide() -> None:
+    env = Quadruped(num_envs=1, ground={"kind": "plane"}, randomise=SAME)
+    env.reset(seed=0)
+    for _ in range(50):  # until it stands
+        env.step(torch.zeros(1, JOINTS))
+    step = env._transition(torch.zeros(1, JOINTS))
+    assert bool(step.touching.all()) and not bool(step.colliding.any())
+    assert float(step.foot_height.abs().max()) < 0.01
+    assert float(TERMS["foot_slip"](step)) < 1e-3 and float(TERMS["collision"](step)) == 0.0
+    env.physics.qpos[0, 2] = 0.06  # on its belly
+    env.physics.qpos[0, 7:] = torch.tensor([0.0, 3.0, -2.7] * 4)
+    env.physics.step(1)
+    assert bool(env.sensors.trunk) and float(TERMS["collision"](env._transition(torch.zeros(1, JOINTS)))) >= 1.0
+
+
+@pytest.mark.parametrize(
+    "change", [{"payload": 2.0}, {"friction": [0.1, 0.3]}, {"centre_of_mass": 0.1}, {"gains": 0.5}]
+)
+def test_what_differs_between_robots_changes_how_they_move(change: dict[str, object]) -> None:
+    def moved(randomise: dict[str, object]) -> torch.Tensor:
+        env = Quadruped(num_envs=2, ground={"kind": "plane"}, randomise=randomise)
+        env.reset(seed=1)
+        env.physics.qpos[:, :7] = env.physics.qpos[:1, :7].clone()
+        for i in range(10):
+            env.step(torch.full((2, JOINTS), (-1.0) ** i))
+        return env.qpos.clone()
+
+    same, different = moved(SAME), moved({**SAME, **change})
+    assert torch.equal(same[0], same[1])
+    assert not torch.allclose(different[0], different[1], atol=1e-4)
+
+
+def test_privileged_observations_are_the_truth() -> None:
+    env = Quadruped(num_envs=2, privileged=True, randomise={"payload": 1.0})
+    obs = env.reset(seed=0)
+    for _ in range(3):
+        obs = env.step(torch.zeros(2, JOINTS)).obs
+    seen = obs["privileged"]
+    assert seen.shape == (2, 145) == (2, *env.observation_space["privileged"].shape)
+    assert torch.allclose(seen[:, :3], 2.0 * env._motion.velocity.float())
+    trunk = env.model.body("trunk").id
+    assert torch.allclose(seen[:, 8], (env.physics.per_world("body_mass")[:, trunk] - 5.204).float(), atol=1e-5)
+    assert float((seen[:, 13:] - obs["scandots"]).abs().max()) <= 0.25 + 1e-6  # without the noise
+
+
+def test_an_action_takes_effect_after_the_latency() -> None:
+    prompt, late = (
+        Quadruped(num_envs=1, ground={"kind": "plane"}, randomise=SAME, control={"latency": [x, x]})
+        for x in (0.0, 0.02)
+    )
+    actions = [torch.full((1, JOINTS), x) for x in (0.0, 1.0, -1.0, 0.5)]
+    for env, shift in ((prompt, 0), (late, 1)):
+        env.reset(seed=0)
+        for action in [*actions, torch.zeros(1, JOINTS)][: len(actions) + shift]:
+            env.step(action)
+    # A step late: with the stance before the first action, that of the action 0.
+    reference = Quadruped(num_envs=1, ground={"kind": "plane"}, randomise=SAME)
+    reference.reset(seed=0)
+    for action in [torch.zeros(1, JOINTS), *actions]:
+        reference.step(action)
+    assert torch.allclose(late.qpos, reference.qpos, atol=1e-12)
+    with pytest.raises(UsageError, match=r"control.latency is \[0.0, 0.5\], but it must be a lower and an upper end"):
+        Quadruped(control={"latency": [0.0, 0.5]})
+
+
+def test_robots_that_wait_for_a_longer_hold_do_not_move() -> None:
+    env = Quadruped(num_envs=2, ground={"kind": "plane"}, randomise=SAME)
+    env.reset(seed=0)
+    action = torch.full((2, JOINTS), 0.3)
+    env._clock += 1
+    env._advance(action, None)
+    before, world = env.qpos.clone(), {name: x.clone() for name, x in env._world.items()}
+    env._clock += 1
+    env._advance(action, torch.tensor([True, False]))
+    assert torch.equal(env.qpos[1], before[1]) and not torch.equal(env.qpos[0], before[0])
+    for name, x in world.items():
+        assert torch.equal(env._world[name][1], x[1]), name
+    held = Quadruped(num_envs=1, ground={"kind": "plane"}, randomise=SAME)
+    held.hold = Hold(3, 3, gamma=0.9)
+    held.reset(seed=0)
+    step = held.step(action[:1])
+    single = Quadruped(num_envs=1, ground={"kind": "plane"}, randomise=SAME)
+    single.reset(seed=0)
+    rewards = [float(single.step(action[:1]).reward) for _ in range(3)]
+    assert float(step.reward) == pytest.approx(rewards[0] + 0.9 * rewards[1] + 0.81 * rewards[2])
+    assert torch.equal(held.qpos, single.qpos)
+
+
+def test_failed_physics_ends_the_episode_of_its_robot_only() -> None:
+    env = Quadruped(num_envs=3, ground={"kind": "plane"})
+    env.reset(seed=0)
+    env.physics.qvel[1, 8] = 1e6
+    env.physics.qvel[2, 0] = float("nan")
+    step = env.step(torch.zeros(3, JOINTS))
+    assert step.terminated.tolist() == [False, True, True]
+    assert all(bool(x.isfinite().all()) for obs in (step.obs, step.final_obs) for x in obs.values())  # type: ignore[union-attr]
+    assert bool(step.reward.isfinite().all()) and env.counters()["physics_failures"] == 2
+
+
+def test_few_robots_see_every_kind_of_ground_in_turn() -> None:
+    env = Quadruped(num_envs=1, max_episode_steps=1)
+    env.reset(seed=0)
+    seen = set()
+    for _ in range(60):
+        seen.add(int(env._kind))
+        step = env.step(torch.zeros(1, JOINTS))
+    assert seen == {0, 1, 2, 3, 4}
+    info = step.episodes.info
+    known = [name for name in info if name.startswith("level_") and bool(info[name].isfinite())]
+    assert len(known) == 1 and set(info) == set(env.episode_info)
+
+
+def test_a_fixed_level_is_kept() -> None:
+    env = Quadruped(num_envs=4, max_episode_steps=2, ground={"level": 7})
+    env.reset(seed=0)
+    for _ in range(6):
+        env.step(torch.zeros(4, JOINTS))
+        assert env._world["level"].tolist() == [7] * 4
+    with pytest.raises(UsageError, match=r"ground.level is 10, but there are levels 0 to 9"):
+        Quadruped(ground={"level": 10})
+
+
+def test_stands_with_pd_control() -> None:
+    env = Quadruped(num_envs=2, ground={"kind": "plane"}, randomise=SAME)
+    env.reset(seed=0)
+    for _ in range(100):
+        step = env.step(torch.zeros(2, JOINTS))
+    assert not bool(step.ended.any())
+    assert float((env._motion.joint - torch.tensor(STANCE)).abs().max()) < 0.3
+    assert float(env.qpos[:, 2].min()) > 0.25 and float(env._motion.gravity[:, 2].max()) < -0.99
