@@ -9,13 +9,14 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "proxima"
 # What each room, or each file beside the rooms, may import of ours, besides itself: CONTRIBUTING.md says it in a line.
-FOUNDATION = {"errors", "algorithms", "text", "machine", "compiling", "config"}
+FOUNDATION = {"errors", "algorithms", "text", "machine", "compiling", "cuda_graphs", "config"}
 ALLOWED = {
     "errors": set(),
     "text": set(),
     "algorithms": {"errors"},
     "machine": set(),
     "compiling": set(),
+    "cuda_graphs": set(),
     "config": {"errors", "algorithms"},
     "data": FOUNDATION,
     "algo": FOUNDATION | {"data"},

@@ -21,7 +21,6 @@ from proxima.envs.locomotion.rewards import TERMS, Transition, reward
 from proxima.envs.locomotion.robot import (
     FOOT_RADIUS,
     JOINTS,
-    LEGS,
     NOMINAL_HEIGHT,
     STANCE,
     TIMESTEP,
@@ -29,22 +28,17 @@ from proxima.envs.locomotion.robot import (
     Sensors,
     build_model,
 )
+from proxima.envs.locomotion.senses import Senses
 from proxima.envs.locomotion.terrain import Terrain, make_terrain
+from proxima.envs.locomotion.variation import NUM_DRAWS, NUM_TRAITS, VARYING, vary
 from proxima.envs.physics.cpu import CpuPhysics
 from proxima.envs.physics.protocol import Physics
 
-SCAN_X, SCAN_Y = (-0.45, 1.2, 12), (-0.75, 0.75, 11)
-"""Scandots: from, to, count, metres ahead of and beside the trunk."""
-_SCANDOTS = SCAN_X[2] * SCAN_Y[2]
-_SENSED = 9 + 2 * JOINTS
-_HEIGHT_NOISE = 0.1
 _EPISODE_SECONDS = 20.0
-_SCALES = {"velocity": 2.0, "turn": 0.25, "joint_velocity": 0.05, "height": 2.5}
 # Columns of the random numbers of a step: for a start, a level, a command, a push, and noise.
 _START, _LEVEL, _COMMAND, _PUSH, _NOISE = 0, 4, 5, 9, 11
 _TOO_FAST = 200.0
 """rad/s or m/s: the physics has failed."""
-_VARYING = ("geom_friction", "body_mass", "body_ipos", "actuator_gainprm", "actuator_biasprm")
 
 
 class Quadruped(EpisodicVecEnv):
@@ -89,26 +83,25 @@ class Quadruped(EpisodicVecEnv):
         self.physics = self._make_physics(num_threads)
         self.num_threads = getattr(self.physics, "num_threads", None)
         self.sensors = Sensors(self.physics)
+        if self.terrain is not None:
+            self.terrain = self.terrain.to(self.device)
+        self.senses = Senses(self.settings, self.physics, self.sensors, self.terrain)
         self._make_constants()
         self._make_state()
-        sizes = {"proprioception": _SENSED + JOINTS, "scandots": _SCANDOTS, "commands": 3}
-        if self.settings.privileged:
-            sizes["privileged"] = 3 + 4 + 6 + _SCANDOTS
-        boxes = {key: spaces.Box(-np.inf, np.inf, (size,), np.float32) for key, size in sizes.items()}
-        self.observation_space = spaces.Dict(boxes)
+        self.observation_space = self.senses.space
         self.action_space = spaces.Box(-np.inf, np.inf, (JOINTS,), np.float32)
 
     def _make_physics(self, num_threads: int | None) -> Physics:
         engine = self.settings.engine
         if engine.name == "mujoco" or (engine.name == "auto" and self.device.type == "cpu"):
-            return CpuPhysics(self.model, self.num_envs, varying=_VARYING, num_threads=num_threads)
+            return CpuPhysics(self.model, self.num_envs, varying=VARYING, num_threads=num_threads)
         from proxima.envs.physics.warp import WarpPhysics
 
         return WarpPhysics(
             self.model,
             self.num_envs,
             device=self.device,
-            varying=_VARYING,
+            varying=VARYING,
             max_contacts=engine.max_contacts,
             max_constraints=engine.max_constraints,
             deterministic=engine.deterministic,
@@ -116,17 +109,10 @@ class Quadruped(EpisodicVecEnv):
 
     def _make_constants(self) -> None:
         ground, size, commands = self.settings.ground, self.num_envs, self.settings.commands
-        if self.terrain is not None:
-            self.terrain = self.terrain.to(self.device)
         self._stance = self._constant(STANCE)
         low, high = self._constant(self.model.jnt_range[1:].T)
         middle, half = 0.5 * (low + high), 0.45 * (high - low)
         self._limits = middle - half, middle + half
-        x, y = (torch.linspace(a, b, n, dtype=self.physics.dtype) for a, b, n in (SCAN_X, SCAN_Y))
-        self._grid = torch.cartesian_prod(x, y).to(self.device)  # [132, 2]
-        self._noise_size = self._constant([0.1] * 3 + [0.2] * 3 + [0.05] * 3 + [0.01] * 12 + [1.5] * 12)
-        scale = [_SCALES["velocity"]] * 3 + [_SCALES["turn"]] * 3 + [1.0] * 15 + [_SCALES["joint_velocity"]] * 12
-        self._scale = self._constant(scale)
         self._most = self._constant([commands.forward, commands.sideways, commands.turn])
         self._first_qpos = self._constant(self.model.qpos0).repeat(size, 1)
         self._first_qpos[:, 7:] = self._stance
@@ -155,9 +141,7 @@ class Quadruped(EpisodicVecEnv):
             self._world[name] = torch.zeros(size, dtype=dtype, device=device)
         for name in ("level", "column"):
             self._world[name] = torch.zeros(size, dtype=torch.int64, device=device)
-        self._own = {"friction": 1, "payload": 1, "centre_of_mass": 3, "gains": 1}
-        """What differs between the robots, for the critic: name and size."""
-        self._traits = torch.zeros(size, sum(self._own.values()), dtype=dtype, device=device)
+        self._traits = torch.zeros(size, NUM_TRAITS, dtype=dtype, device=device)
         self._latency = torch.zeros(size, dtype=torch.int64, device=device)
         self._motion = Motion.of(self.physics)
         self._fell = self._never.clone()
@@ -177,37 +161,16 @@ class Quadruped(EpisodicVecEnv):
             self._seeds = seed + torch.arange(self.num_envs, device=self.device)
         self._hashed = hash32(self._seeds)
         self._episode = torch.full_like(self._episode, -1)
-        draw = hashed_uniform(self._hashed, self._episode, self._episode, 8).to(self.physics.dtype)
+        draw = hashed_uniform(self._hashed, self._episode, self._episode, 1 + NUM_DRAWS).to(self.physics.dtype)
         ground = self.settings.ground
         highest = min(ground.start_level, ground.levels - 1) if ground.curriculum != "success" else 0
         self._world["level"] = (draw[:, 0] * (highest + 1)).long()
         self._world["column"] = self._columns
-        self._vary(draw[:, 1:])
-
-    def _vary(self, draw: Tensor) -> None:
-        """Give every robot its own friction, mass, centre of mass, gains and latency, by `draw` `[N, 7]` in 0..1."""
-        physics, randomise, latency = self.physics, self.settings.randomise, self.settings.control.latency
-        low, high = randomise.friction
-        friction, either = low + (high - low) * draw[:, :1], 2.0 * draw[:, 1:6] - 1.0
-        payload, shift = randomise.payload * either[:, :1], randomise.centre_of_mass * either[:, 1:4]
-        gains = 1.0 + randomise.gains * either[:, 4:5]
-        trunk = self.model.body("trunk").id
-        feet = [self.model.geom(f"{leg}_foot").id for leg in LEGS]
-        physics.per_world("geom_friction")[:, feet, 0] = friction
-        physics.per_world("body_mass")[:, trunk] = float(self.model.body_mass[trunk]) + payload[:, 0]
-        physics.per_world("body_ipos")[:, trunk] = self._constant(self.model.body_ipos[trunk]) + shift
-        kp, kd = self.settings.control.kp, self.settings.control.kd
-        physics.per_world("actuator_gainprm")[:, :, 0] = kp * gains
-        physics.per_world("actuator_biasprm")[:, :, 1] = -kp * gains
-        physics.per_world("actuator_biasprm")[:, :, 2] = -kd * gains
-        physics.model_changed()
-        self._traits = torch.cat((friction, payload, shift, gains), 1)
-        self._latency = ((latency[0] + (latency[1] - latency[0]) * draw[:, 6]) / TIMESTEP).round().long()
+        self._traits, self._latency = vary(self.physics, self.settings, draw[:, 1:])
 
     def _roll(self) -> None:
         """Draw the random numbers of this step: a start in this step uses them, too."""
-        noisy = _SENSED + (_SCANDOTS if self.terrain is not None else 0)
-        count = _NOISE + (noisy if self.settings.randomise.noise else 0)
+        count = _NOISE + self.senses.num_draws
         draw = hashed_uniform(self._hashed, self._episode, self.episode_length, count)
         self._draw, self._drawn = draw.to(self.physics.dtype), True
 
@@ -388,37 +351,17 @@ class Quadruped(EpisodicVecEnv):
     # Observation -----------------------------------------------------------------------------------------------------
 
     def _ground_height(self, place: Tensor) -> Tensor:
-        """Heights `[...]` at places `[..., 2]`."""
-        x, y = place.unbind(-1)
-        return torch.zeros_like(x) if self.terrain is None else self.terrain.height(x, y).to(x.dtype)
+        return self.senses.ground_height(place)
 
     def scan_points(self) -> Tensor:
         """`[N, 132, 2]`: where the scandots are, on a grid that turns with the robot."""
-        w, x, y, z = self.physics.qpos[:, 3:7].unbind(1)
-        yaw = torch.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))[:, None]
-        gx, gy = self._grid.unbind(1)
-        ahead, beside = gx * yaw.cos() - gy * yaw.sin(), gx * yaw.sin() + gy * yaw.cos()
-        return torch.stack((ahead, beside), -1) + self.physics.qpos[:, None, :2]
+        return self.senses.scan_points()
 
     def _observe(self, started: Tensor | None = None) -> Obs:
-        motion, world, noise = self._motion, self._world, self.settings.randomise.noise
-        parts = (motion.velocity, motion.turn, motion.gravity, motion.joint - self._stance, motion.joint_velocity)
-        sensed = torch.cat(parts, 1)
-        heights = self.physics.qpos[:, 2:3] - NOMINAL_HEIGHT - self._ground_height(self.scan_points())
-        seen = heights
-        if noise:
-            draw = noise * (2.0 * self._draw[:, _NOISE:] - 1.0)
-            sensed = sensed + draw[:, :_SENSED] * self._noise_size
-            seen = seen + _HEIGHT_NOISE * draw[:, _SENSED:] if self.terrain is not None else seen
-        obs = {
-            "proprioception": torch.cat((sensed * self._scale, world["action"]), 1).float(),
-            "scandots": _scaled(seen),
-            "commands": world["command"].float(),
-        }
-        if self.settings.privileged:
-            truth = (motion.velocity * _SCALES["velocity"], self.sensors.touching, self._traits)
-            obs["privileged"] = torch.cat((*truth, _scaled(heights)), 1).float()
-        return obs
+        world = self._world
+        return self.senses.observe(
+            self._motion, world["action"], world["command"], self._traits, self._draw[:, _NOISE:]
+        )
 
     # State -----------------------------------------------------------------------------------------------------------
 
@@ -454,7 +397,3 @@ class Quadruped(EpisodicVecEnv):
         self._motion = Motion.of(self.physics)
         self._roll()
         return self._observe()
-
-
-def _scaled(heights: Tensor) -> Tensor:
-    return (_SCALES["height"] * heights.clamp(-1.0, 1.0)).float()

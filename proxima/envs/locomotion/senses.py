@@ -1,0 +1,82 @@
+"""What the robots observe: proprioception, scandots, commands, and what only a simulator knows."""
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from proxima.envs.contract import Obs
+from proxima.envs.locomotion.robot import JOINTS, NOMINAL_HEIGHT, STANCE, Motion, Sensors
+from proxima.envs.locomotion.settings import QuadrupedSettings
+from proxima.envs.locomotion.terrain import Terrain
+from proxima.envs.locomotion.variation import NUM_TRAITS
+from proxima.envs.physics.protocol import Physics
+
+SCAN_X, SCAN_Y = (-0.45, 1.2, 12), (-0.75, 0.75, 11)
+"""Scandots: from, to, count, metres ahead of and beside the trunk."""
+NUM_SCANDOTS = SCAN_X[2] * SCAN_Y[2]
+_SCALE = [2.0] * 3 + [0.25] * 3 + [1.0] * 3 + [1.0] * JOINTS + [0.05] * JOINTS
+"""Of velocity, turn rate, gravity, joint angles and joint velocities."""
+_NOISE = [0.1] * 3 + [0.2] * 3 + [0.05] * 3 + [0.01] * JOINTS + [1.5] * JOINTS
+_HEIGHT_SCALE, _HEIGHT_NOISE = 2.5, 0.1
+_SENSED = len(_SCALE)
+
+
+class Senses:
+    """Observations of the current state of all robots."""
+
+    def __init__(
+        self, settings: QuadrupedSettings, physics: Physics, sensors: Sensors, terrain: Terrain | None
+    ) -> None:
+        self.settings, self.physics, self.sensors, self.terrain = settings, physics, sensors, terrain
+        dtype, device = physics.dtype, physics.device
+        self._stance, self._scale, self._noise = (
+            torch.tensor(x, dtype=dtype, device=device) for x in (STANCE, _SCALE, _NOISE)
+        )
+        x, y = (torch.linspace(a, b, n, dtype=dtype) for a, b, n in (SCAN_X, SCAN_Y))
+        self._grid = torch.cartesian_prod(x, y).to(device)  # [132, 2]
+        sizes = {"proprioception": _SENSED + JOINTS, "scandots": NUM_SCANDOTS, "commands": 3}
+        if settings.privileged:
+            sizes["privileged"] = 3 + 4 + NUM_TRAITS + NUM_SCANDOTS
+        boxes = {key: spaces.Box(-np.inf, np.inf, (size,), np.float32) for key, size in sizes.items()}
+        self.space = spaces.Dict(boxes)
+        heights = NUM_SCANDOTS if terrain is not None else 0
+        self.num_draws = _SENSED + heights if settings.randomise.noise else 0
+        """Random numbers per robot and observation."""
+
+    def ground_height(self, place: Tensor) -> Tensor:
+        """Heights `[...]` at places `[..., 2]`."""
+        x, y = place.unbind(-1)
+        return torch.zeros_like(x) if self.terrain is None else self.terrain.height(x, y).to(x.dtype)
+
+    def scan_points(self) -> Tensor:
+        """`[N, 132, 2]`: where the scandots are, on a grid that turns with the robot."""
+        w, x, y, z = self.physics.qpos[:, 3:7].unbind(1)
+        yaw = torch.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))[:, None]
+        gx, gy = self._grid.unbind(1)
+        ahead, beside = gx * yaw.cos() - gy * yaw.sin(), gx * yaw.sin() + gy * yaw.cos()
+        return torch.stack((ahead, beside), -1) + self.physics.qpos[:, None, :2]
+
+    def observe(self, motion: Motion, action: Tensor, command: Tensor, traits: Tensor, draw: Tensor) -> Obs:
+        """All keys; `draw` `[N, num_draws]`, uniform in [0, 1), is for the noise."""
+        parts = (motion.velocity, motion.turn, motion.gravity, motion.joint - self._stance, motion.joint_velocity)
+        sensed = torch.cat(parts, 1)
+        heights = self.physics.qpos[:, 2:3] - NOMINAL_HEIGHT - self.ground_height(self.scan_points())
+        seen = heights
+        if self.num_draws:
+            noise = self.settings.randomise.noise * (2.0 * draw - 1.0)
+            sensed = sensed + noise[:, :_SENSED] * self._noise
+            seen = seen + _HEIGHT_NOISE * noise[:, _SENSED:] if self.terrain is not None else seen
+        obs = {
+            "proprioception": torch.cat((sensed * self._scale, action), 1).float(),
+            "scandots": _scaled(seen),
+            "commands": command.float(),
+        }
+        if self.settings.privileged:
+            truth = (motion.velocity * self._scale[:3], self.sensors.touching, traits)
+            obs["privileged"] = torch.cat((*truth, _scaled(heights)), 1).float()
+        return obs
+
+
+def _scaled(heights: Tensor) -> Tensor:
+    return (_HEIGHT_SCALE * heights.clamp(-1.0, 1.0)).float()
