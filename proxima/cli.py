@@ -36,7 +36,7 @@ _COMMON_OPTIONS = {
         "learning_rate",
         "lr_schedule",
     ),
-    *("num_steps", "minibatch_size", "update_epochs", "gamma", "entropy_coef", "hidden_sizes", "rnn"),
+    *("num_steps", "minibatch_size", "update_epochs", "gamma", "entropy_coef", "hidden_sizes", "rnn", "teacher"),
     *("eval_every", "record_every", "checkpoint_minutes", "auto_resume", "quiet"),
 }
 
