@@ -23,14 +23,15 @@ LOW, HIGH = (-2.0, -1.0), (2.0, 3.0)
 
 
 class HiddenGoal(TensorVecEnv):
-    """Ends at random steps as well. With `blind`, `view` has no goal at all."""
+    """Ends at random steps as well. With `blind`, `view` has no goal at all; with `camera`, `depth` shows it."""
 
     episode_info = ("distance",)
 
-    def __init__(self, *, blind: bool = False, **options: Any) -> None:
+    def __init__(self, *, blind: bool = False, camera: bool = False, **options: Any) -> None:
         super().__init__(**options)
-        self.blind = blind
-        boxes = {"state": (4,), "view": (4,)}
+        self.blind, self.camera = blind, camera
+        boxes: dict[str, tuple[int, ...]] = {"state": (4,), "view": (4,)}
+        boxes |= {"depth": (1, 12, 12)} if camera else {}
         self.observation_space = spaces.Dict({key: spaces.Box(-9, 9, shape) for key, shape in boxes.items()})
         self.action_space = spaces.Box(np.array(LOW, np.float32), np.array(HIGH, np.float32))
 
@@ -46,9 +47,12 @@ class HiddenGoal(TensorVecEnv):
     def _observation(self, world: World) -> Obs:
         is_shown = (self.episode_length == 0)[:, None] & (not self.blind)
         goal = torch.where(is_shown, world["goal"], 0.0)
+        x, y = world["goal"][:, None, None].unbind(-1)
+        picture = (x * torch.ones(12, 1) + y * torch.linspace(-1, 1, 12))[:, None]  # [N, 1, 12, 12]
         return {
             "state": torch.cat((world["place"], world["goal"]), -1),
             "view": torch.cat((world["place"], goal), -1),
+            **({"depth": picture} if self.camera else {}),
         }
 
     def _info(self) -> dict[str, Tensor]:

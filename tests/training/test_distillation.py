@@ -10,8 +10,10 @@ import torch
 
 from proxima import train
 from proxima.config import load_config
+from proxima.data.rollout import Rollout
 from proxima.envs.make import make_env
 from proxima.errors import UsageError
+from proxima.nets.policy import Acted
 from proxima.nets.teacher import Behaviour, Teacher
 from proxima.runs import checkpoint
 from proxima.training.collector import Collector
@@ -102,6 +104,49 @@ def test_the_statistics_of_the_student_are_those_of_what_it_saw(teacher: str) ->
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rnn", [{}, {"rnn": "none", "minibatch_size": 32}])
+def test_a_student_learns_from_pictures_that_the_teacher_never_saw(tmp_path: Path, rnn: dict[str, Any]) -> None:
+    path = str(saved(tmp_path / "teacher", *straight()))
+    sees = {"env_kwargs": {"camera": True, "blind": True}, "cnn_features": 16, "learning_rate": 3e-3}
+    rows = metrics(train(**with_teacher(path, **sees | rnn, total_timesteps=128 * 12)).run_dir)
+    assert rows[-1]["action_error"] < 0.5 * rows[0]["action_error"]
+
+
+class Stacked(torch.nn.Module):
+    """In place of a policy: its action is what it sees."""
+
+    actor_keys = ("frames",)
+    actor_state_size = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("return_scale", torch.ones(()))
+
+    def act(self, obs: dict[str, torch.Tensor], noise: None, state: None) -> Acted:
+        return Acted(obs["frames"], obs["frames"], None)
+
+
+def test_a_teacher_that_sees_frame_stacks_gets_them_rebuilt() -> None:
+    steps, envs, frames = 6, 2, 3
+    stacks = torch.zeros(envs, frames, 8, 8, dtype=torch.uint8)
+    rollout = Rollout(
+        num_steps=steps,
+        num_envs=envs,
+        obs={"frames": stacks},
+        action=torch.zeros(envs, 1),
+        device=torch.device("cpu"),
+        stacks={"frames": frames},
+    )
+    rollout.frames["frames"].copy_(
+        torch.arange(steps + frames).view(-1, 1, 1, 1, 1).expand_as(rollout.frames["frames"])
+    )
+    rollout.truncated[2, 1] = True
+    label = Teacher(Stacked(), envs).label(rollout)[..., 0, 0]  # type: ignore[arg-type]  # [T, N, F]
+    assert label[:, 0].tolist() == [[t, t + 1, t + 2] for t in range(steps)]
+    assert label[2:5, 1].tolist() == [[2, 3, 4], [5, 5, 5], [5, 5, 6]]
+
+
+@pytest.mark.slow
 def test_a_student_with_memory_learns_and_a_blind_one_cannot(tmp_path: Path) -> None:
     path = str(saved(tmp_path / "teacher", *straight()))
     sizes = {"num_envs": 64, "num_steps": 24, "minibatch_size": 32, "update_epochs": 4, "total_timesteps": 64 * 24 * 20}
@@ -158,7 +203,7 @@ def test_only_what_can_be_resumed_has_the_teacher(teacher: str) -> None:
         assert checkpoint.Checkpoint(done.checkpoint).has("teacher.pt") == keeps
 
 
-def test_a_student_can_be_a_teacher_and_be_fine_tuned(teacher: str) -> None:
+def test_a_student_can_be_a_teacher(teacher: str) -> None:
     done = finished(teacher)
     again = finished(str(done.run_dir), encoders={}, rnn_size=4)
     settings = checkpoint.Checkpoint(again.checkpoint).config.distill.teacher_settings
