@@ -49,7 +49,7 @@ class Pair:
         ]
         cells = {"": _COLUMNS} | {name: _cells(values) for name, values in self.rows.items()}
         width = max(8, *(len(name) + 2 for name in cells))
-        lines += [f"{name:<{width}}{a:>10}{b:>10}{c:>12}{d:>22}" for name, (a, b, c, d) in cells.items()]
+        lines += [f"{name:<{width}}{a:>10}{b:>10}{c:>12}{d:>26}" for name, (a, b, c, d) in cells.items()]
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
