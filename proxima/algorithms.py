@@ -20,6 +20,9 @@ class AlgorithmEntry:
 ALGORITHMS = {
     "PPO": AlgorithmEntry("proxima.training.ppo:PPO", "proxima.nets.actor_critic:ActorCritic", "ppo"),
     "PPO+muscle": AlgorithmEntry("proxima.training.muscle:PPOMuscle", "proxima.nets.actor_critic:ActorCritic", "ppo"),
+    "distillation": AlgorithmEntry(
+        "proxima.training.distill:Distillation", "proxima.nets.actor_critic:ActorCritic", "distill"
+    ),
     "DQN": AlgorithmEntry("proxima.training.dqn:DQN", "proxima.nets.q_network:QNetwork", "dqn"),
 }
 

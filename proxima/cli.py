@@ -36,7 +36,7 @@ _COMMON_OPTIONS = {
         "learning_rate",
         "lr_schedule",
     ),
-    *("num_steps", "minibatch_size", "update_epochs", "gamma", "entropy_coef", "hidden_sizes", "rnn"),
+    *("num_steps", "minibatch_size", "update_epochs", "gamma", "entropy_coef", "hidden_sizes", "rnn", "teacher"),
     *("eval_every", "record_every", "checkpoint_minutes", "auto_resume", "quiet"),
 }
 
@@ -201,6 +201,8 @@ def _add_evaluate_flags(parser: Parser) -> None:
     parser.add_argument("--env-kwargs", metavar="MAPPING", help="env keyword arguments to change", **given)
     parser.add_argument("--episodes", type=int, default=20, help="number of episodes (default: 20)")
     parser.add_argument("--seed", help="seed of the envs (default: 0)", **given)
+    beside = "a second policy, e.g. a student's teacher, in the same envs from the same seeds"
+    parser.add_argument("--beside", metavar="PATH", help=beside)
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--deterministic", action="store_true", help="take the most likely action (default)")
     how.add_argument("--stochastic", action="store_true", help="sample actions, as in training")
@@ -303,6 +305,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
+    from proxima.evaluate.beside import evaluate_beside
     from proxima.evaluate.episodes import evaluate
     from proxima.evaluate.video import show_checkpoint
     from proxima.runs import checkpoint
@@ -315,12 +318,18 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--episodes is {arguments.episodes}, but it must be >= 1.")
     if length is not None and not (arguments.record or arguments.render):
         raise UsageError(f"--video-length is {length}, but there is no video: add --record or --render.")
+    if arguments.beside is not None and (arguments.analyze_value or arguments.analyze_policy):
+        raise UsageError("--beside compares two policies, and an analysis is of one: leave one of them out.")
     if arguments.render:
         show_checkpoint(path, window=True, length=length, **chosen)
     if arguments.record:
         video = show_checkpoint(path, length=length, **chosen)
         print(f"video {video}", file=sys.stderr if arguments.json else sys.stdout, flush=True)
     analyses = {"value": arguments.analyze_value, "policy": arguments.analyze_policy}
+    if arguments.beside is not None:
+        pair = evaluate_beside(path, arguments.beside, episodes=arguments.episodes, **chosen)
+        print(json.dumps(pair.to_dict()) if arguments.json else pair.text())
+        return 0
     evaluation = evaluate(path, episodes=arguments.episodes, trace=any(analyses.values()), **chosen)
     print(json.dumps(evaluation.to_dict()) if arguments.json else evaluation.text())
     if any(analyses.values()):

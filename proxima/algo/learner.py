@@ -89,9 +89,8 @@ class Learner(ABC):
 
     def _compiled_note(self) -> Path:
         sections = self.config.to_dict()
-        known = {
-            name: sections[name] for name in ("policy", "algorithm", "ppo", "dqn", "muscle", "optimizer", "normalize")
-        }
+        own = ("policy", "algorithm", "ppo", "dqn", "muscle", "distill", "optimizer", "normalize")
+        known = {name: sections[name] for name in own}
         return compiled_note(
             type(self).__name__,
             self.device.type,

@@ -52,12 +52,7 @@ class PPOLearner(Learner):
             reward = self.reward_normalizer(reward, ended=rollout.ended, discount=self._discount(rollout))
             self.policy.return_scale.copy_(self.reward_normalizer.scale)
         obs = self.policy.normalizer(rollout.step_obs()) | rollout.frames
-        inputs = Inputs(
-            obs={key: x.flatten(0, 1) for key, x in obs.items()},
-            stack_rows=rollout.stack_rows(),
-            state=None if rollout.state is None else rollout.state.flatten(0, 1),
-            start=None if rollout.state is None else rollout.start.flatten(),
-        )
+        inputs = Inputs.of(rollout, obs, rollout.state)
         action = rollout.action.flatten(0, 1)
         if rollout.log_prob is not None and rollout.value is not None:
             log_prob, value = rollout.log_prob.flatten(), rollout.value.flatten()

@@ -22,6 +22,8 @@ from proxima.config.presets import ABOUT, all_presets, packaged_file, preset_for
 from proxima.config.yaml_files import read_yaml
 from proxima.errors import UsageError
 
+DISTILL_USES = ("num_steps", "update_epochs", "bptt_length")
+"""Options of PPO that distillation uses too."""
 MAX_NAME_BYTES = 200
 """A checkpoint folder's name is up to 45 bytes longer, and file systems allow 255."""
 
@@ -37,6 +39,7 @@ class Config:
     ppo: sections.PPOOptions = field(default_factory=sections.PPOOptions)
     dqn: sections.DQNOptions = field(default_factory=sections.DQNOptions)
     muscle: sections.MuscleOptions = field(default_factory=sections.MuscleOptions)
+    distill: sections.DistillOptions = field(default_factory=sections.DistillOptions)
     optimizer: sections.OptimizerOptions = field(default_factory=sections.OptimizerOptions)
     normalize: sections.NormalizeOptions = field(default_factory=sections.NormalizeOptions)
     checkpoint: sections.CheckpointOptions = field(default_factory=sections.CheckpointOptions)
@@ -131,11 +134,36 @@ class Config:
         return own
 
     def _validate_ppo(self) -> list[str]:
+        notices = [] if self.algorithm.algorithm == "PPO+muscle" else self._unused("muscle")
+        return self._unused("dqn") + notices + self._unused("distill") + self._without_recurrence()
+
+    def _without_recurrence(self) -> list[str]:
+        """A notice about options of recurrent layers, where there are none."""
         given = (self.policy.rnn_size, self.ppo.bptt_length)
-        notices = self._unused("dqn") + ([] if self.algorithm.algorithm == "PPO+muscle" else self._unused("muscle"))
         if not self.is_recurrent and given != (sections.PolicyOptions.rnn_size, sections.PPOOptions.bptt_length):
-            notices.append("rnn_size and bptt_length have no effect with rnn none: set rnn to gru or lstm.")
-        return notices
+            return ["rnn_size and bptt_length have no effect with rnn none: set rnn to gru or lstm."]
+        return []
+
+    def _validate_distill(self) -> list[str]:
+        distill, policy = self.distill, self.policy
+        if distill.teacher is None:
+            raise UsageError("algorithm distillation needs a teacher: give --teacher its checkpoint or run folder.")
+        if len(distill.teacher_share) not in (1, 2):
+            raise UsageError(
+                f"teacher_share has {len(distill.teacher_share)} numbers, but it must be a probability, or those at "
+                "the start and at the end of the run."
+            )
+        if policy.std_mode == "state" or policy.distribution == "beta":
+            raise UsageError(
+                f"std_mode is {policy.std_mode} and distribution {policy.distribution}, but distillation learns the "
+                "mean action and leaves the std alone: use std_mode learned or fixed and a Gaussian distribution."
+            )
+        if self.optimizer.lr_schedule == "adaptive":
+            raise UsageError(
+                "lr_schedule is adaptive, but distillation has no KL to follow: use constant, linear or cosine."
+            )
+        unused = self._unused("dqn") + self._unused("muscle") + self._unused("ppo", but=DISTILL_USES)
+        return unused + self._without_recurrence()
 
     def _validate_dqn(self) -> list[str]:
         dqn, optimizer, envs = self.dqn, self.optimizer, self.env.num_envs
@@ -154,7 +182,7 @@ class Config:
                 f"gradient_accumulation is {optimizer.gradient_accumulation} and precision {optimizer.precision}, but "
                 "DQN supports neither accumulation nor fp16: use 1 and fp32 or bf16."
             )
-        notices = self._unused("ppo") + self._unused("muscle")
+        notices = self._unused("ppo") + self._unused("muscle") + self._unused("distill")
         if dqn.learning_starts >= self.run.total_timesteps:
             notices.append(
                 f"Nothing will be learned: learning_starts is {dqn.learning_starts:,}, and the run has only "
@@ -162,10 +190,10 @@ class Config:
             )
         return notices
 
-    def _unused(self, section: str) -> list[str]:
+    def _unused(self, section: str, *, but: Sequence[str] = ()) -> list[str]:
         """A notice about options of another algorithm's section that were changed from their defaults."""
-        default = vars(SECTIONS[section]())
-        names = [name for name, value in vars(getattr(self, section)).items() if value != default[name]]
+        default, values = vars(SECTIONS[section]()), vars(getattr(self, section))
+        names = [name for name, value in values.items() if value != default[name] and name not in but]
         return [f"These options have no effect with {self.algorithm.algorithm}: {', '.join(names)}."] if names else []
 
 
@@ -265,6 +293,8 @@ def load_config(
     for source, values in {**layers, str(path): file, "flags": flags}.items():
         _assign(config, {name: value for name, value in values.items() if name != "preset"}, source=source)
     if base is None:
+        config.distill.teacher_settings = {}  # of a saved config: a new run reads its teacher again
+        config.given.pop("teacher_settings", None)
         config.run.preset = next((name for name in layers if name in all_presets()), "none")
     return config
 
@@ -329,6 +359,13 @@ def _assign(config: Config, values: Mapping[str, Any], *, source: str) -> None:
         config.env.env_kwargs = kept | {name: value for name, value in keywords.items() if value is not None}
 
 
+def _is_used_in(section: str, opt: Option) -> bool:
+    """Whether an option of another section may be given in an algorithm's own one, because the algorithm uses it."""
+    if opt.section == "algorithm":
+        return section in ("ppo", "dqn", "distill")
+    return section == "distill" and opt.name in DISTILL_USES
+
+
 def _read_config(path: Path) -> dict[str, Any]:
     """The file's options by name: a top-level key is a section or an option."""
     if not path.exists() and (packaged := packaged_file(path)) is not None:
@@ -349,7 +386,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         if key in SECTIONS and isinstance(value, dict):
             for name, inner in value.items():
                 opt = find_option(str(name), source=str(path))
-                if opt.section != key and not (opt.section == "algorithm" and key in ("ppo", "dqn")):
+                if opt.section != key and not _is_used_in(key, opt):
                     raise UsageError(f"{path}: option {name!r} belongs in section {opt.section!r}, not {key!r}.")
                 flat[str(name)] = inner
         elif key in SECTIONS and value is None:

@@ -53,7 +53,7 @@ def settle(config: Config, traits: Traits) -> tuple[dict[str, Any], list[str]]:
         if name not in config.given and getattr(section, name) == option.default:
             setattr(section, name, value)
             chosen[name] = value
-    notices = _fit_minibatches(config) if section_name == "ppo" else []
+    notices = [] if section_name == "dqn" else _fit_minibatches(config)
     return chosen, notices + config.validate_algorithm()
 
 
@@ -66,7 +66,6 @@ def suited_options() -> frozenset[str]:
 
 def _ppo(config: Config, traits: Traits) -> Choices:
     """Pairs of option and value. Each is set before the next is computed, so that sizes can follow from sizes."""
-    many = config.env.num_envs >= _MASSIVELY_PARALLEL
     yield "gamma", _gamma(traits.time_limit)
     yield "entropy_coef", 0.01 if traits.discrete or traits.images else 0.0
     if traits.images:
@@ -74,6 +73,12 @@ def _ppo(config: Config, traits: Traits) -> Choices:
         yield "cnn_features", 512
         yield "learning_rate", 2.5e-4
         yield "clip_range", 0.1
+    yield from _sizes(config, traits)
+
+
+def _sizes(config: Config, traits: Traits) -> Choices:
+    """Of the rollout and its minibatches."""
+    many = config.env.num_envs >= _MASSIVELY_PARALLEL
     yield "num_steps", 24 if many else max(_LEAST_STEPS, (1024 if traits.images else 2048) // config.env.num_envs)
     yield "update_epochs", 5 if many else 4 if traits.images else 10
     if many:
@@ -102,11 +107,20 @@ def _dqn(config: Config, traits: Traits) -> Choices:
         yield "exploration_fraction", 0.2
 
 
+def _distill(config: Config, traits: Traits) -> Choices:
+    """Sizes as for PPO; little noise, since the std is not learned and the teacher shows what to do."""
+    yield "initial_std", 0.1
+    if traits.images:
+        yield "hidden_sizes", []
+        yield "cnn_features", 512
+    yield from _sizes(config, traits)
+
+
 def _nothing(config: Config, traits: Traits) -> Choices:
     return iter(())
 
 
-_SUITED = {"ppo": _ppo, "dqn": _dqn}
+_SUITED = {"ppo": _ppo, "dqn": _dqn, "distill": _distill}
 
 
 def _gamma(time_limit: int | None) -> float:

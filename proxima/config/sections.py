@@ -127,8 +127,8 @@ class PolicyOptions:
 class AlgorithmOptions:
     """The algorithm, and the options that all algorithms share."""
 
-    algorithm: Literal["PPO", "DQN", "PPO+muscle"] = fixed("PPO")
-    """PPO, or DQN for Discrete actions; each has its own section of options."""
+    algorithm: Literal["PPO", "DQN", "PPO+muscle", "distillation"] = fixed("PPO")
+    """PPO; DQN, for Discrete actions; PPO+muscle; distillation of a teacher. Each has its own section of options."""
     gamma: float = option(0.99, at_least=0, at_most=1)
     """Discount factor per env step."""
     smdp: bool = option(True)
@@ -207,6 +207,20 @@ class MuscleOptions:
     """Weight of the mean squared output before tanh in the loss."""
     muscle_warm_start: int = option(0, at_least=0)
     """Updates on random states before training, each with as many tuples as a rollout has."""
+
+
+@dataclass
+class DistillOptions:
+    """Distillation of a teacher into a student; it also uses num_steps, bptt_length and update_epochs of PPO."""
+
+    teacher: str | None = fixed(None)
+    """Checkpoint or run folder of the teacher: a policy with the same actions, whose observation keys the env has."""
+    teacher_settings: dict[str, Any] = fixed({}, compared=False)
+    """Filled in, not to be set: spaces and networks of the teacher, from which a resume builds it again."""
+    teacher_share: list[float] = fixed([0.0], at_least=0, at_most=1)
+    """Probability that a step takes the teacher's action, not the student's. Two: linear over total_timesteps."""
+    distill_loss: Literal["mse", "huber"] = option("mse")
+    """Loss on the mean action, scaled so that -1..1 is the env's range if it has one; huber is linear above 1."""
 
 
 @dataclass

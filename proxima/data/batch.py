@@ -66,6 +66,16 @@ class Inputs(NamedTuple):
     state: Tensor | None  # [Q, S], the recurrent state before every sequence
     start: Tensor | None  # [T * N] bool: an episode begins inside the rollout
 
+    @classmethod
+    def of(cls, rollout: Rollout, obs: Tensors, state: Tensor | None) -> "Inputs":
+        """Given normalised observations `[T, N, ...]`, frames for stacks, and the stored states `[C, N, S]`."""
+        return cls(
+            obs={key: x.flatten(0, 1) for key, x in obs.items()},
+            stack_rows={key: rows for key, rows in rollout.stack_rows().items() if key in obs},
+            state=None if state is None else state.flatten(0, 1),
+            start=None if state is None else rollout.start.flatten(),
+        )
+
     def gather(self, layout: SequenceLayout, sequence: Tensor) -> tuple[Tensors, Tensor | None, Tensor | None]:
         """Arguments of `Policy.forward` for sequences `[B]`: obs `[L * B, ...]`, state `[B, S]`, start `[L * B]`."""
         rows = layout.rows(sequence)

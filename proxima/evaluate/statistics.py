@@ -46,6 +46,13 @@ class Summary:
         return *map(number, first), interval, *map(number, last)
 
 
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """95 % bootstrap interval of the mean."""
+    resampled = np.random.default_rng(0).choice(np.asarray(values, np.float64), (RESAMPLES, len(values)))
+    low, high = np.percentile(resampled.mean(-1), (2.5, 97.5))
+    return float(low), float(high)
+
+
 def interquartile_mean(values: np.ndarray) -> np.ndarray:
     """Mean of the middle half of the last axis; values at a quartile are weighted by the part that is inside."""
     ordered = np.sort(values, axis=-1)

@@ -82,12 +82,19 @@ class ActionHead(nn.Module):
         """Raw actions in the env's units and within its bounds."""
         if self.action.kind != "box":
             return action
-        if self.kind == "beta":
-            action = 2.0 * action - 1.0
-        elif self.kind == "tanh_gaussian":
-            action = action.tanh()
         centre, half, low, high = self.bounds.unbind()
-        return torch.addcmul(centre, half, action).clamp(low, high)
+        return torch.addcmul(centre, half, self.scaled(action)).clamp(low, high)
+
+    def scaled(self, action: Tensor) -> Tensor:
+        """Raw Box actions on the scale on which -1..1 is the env's range, if it has one; not clipped."""
+        if self.kind == "beta":
+            return 2.0 * action - 1.0
+        return action.tanh() if self.kind == "tanh_gaussian" else action
+
+    def from_env(self, action: Tensor) -> Tensor:
+        """Box actions in the env's units on the scale of `scaled`."""
+        centre, half = self.bounds[:2]
+        return (action - centre) / torch.where(half > 0, half, 1.0)
 
 
 class ActorCritic(Policy):
@@ -173,6 +180,15 @@ class ActorCritic(Policy):
             return {}
         low, high = head.log_std_range
         return {"action_std": float(head.log_std.detach().clamp(low, high).exp().mean())}
+
+    def freeze_all_but_mean(self) -> None:
+        """Freeze what the mean action does not depend on: the std, and the critic's own layers."""
+        own = [self.value_mlp, self.value_head, self.beside, None if self.shared else self.critic_trunk]
+        for module in own:
+            if module is not None:
+                module.requires_grad_(False)
+        if isinstance(log_std := getattr(self.action_head, "log_std", None), Tensor):
+            log_std.requires_grad_(False)
 
     def _split(self, state: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """The actor's and the critic's part of a state; the same if they share a trunk."""

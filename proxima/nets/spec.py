@@ -1,6 +1,7 @@
 """Observation and action spaces as plain data: enough to build a policy again without the env."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -132,19 +133,23 @@ class Spec:
         """As dictionaries, lists and numbers, for YAML."""
         return {"obs": {key: _plain(o) for key, o in self.obs.items()}, "action": _plain(self.action)}
 
-    def check_fit(self, other: "Spec", env_id: str) -> None:
-        """Raise a UsageError if an env's spaces differ from those that a policy of this spec was trained on."""
-        ours, theirs = self._what_matters(), other._what_matters()
+    def check_fit(self, other: "Spec", env_id: str, *, keys: Sequence[str] | None = None) -> None:
+        """Raise a UsageError if an env's spaces differ from those that a policy of this spec was trained on.
+
+        Given the `keys` that are needed, all others are ignored.
+        """
+        ours, theirs = self._what_matters(keys), other._what_matters(keys)
         for name in dict.fromkeys([*ours, *theirs]):
             one, two = ours.get(name, "missing"), theirs.get(name, "missing")
             if one != two:
                 raise UsageError(f"env {env_id!r} does not fit the policy: its {name} is {two}, the policy's {one}.")
 
-    def _what_matters(self) -> dict[str, str]:
+    def _what_matters(self, keys: Sequence[str] | None) -> dict[str, str]:
         """Shapes and bounds as text; dtypes do not matter, except that images are bytes."""
         seen = {
             f"observation {key!r}": f"{o.shape}" + (" of bytes" if o.dtype == "uint8" else "")
             for key, o in self.obs.items()
+            if keys is None or key in keys
         }
         action = self.action
         bounds = f" from {list(action.low)} to {list(action.high)}" if action.low else ""

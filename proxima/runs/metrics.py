@@ -102,6 +102,7 @@ TABLES = {
         ),
         Metric("collect_seconds", "speed", "collecting the rollout: env steps and policy steps", unit="s"),
         Metric("advantage_seconds", "speed", "PPO: values, log-probabilities and advantages of the rollout", unit="s"),
+        Metric("label_seconds", "speed", "distillation: the teacher's actions for the rollout", unit="s"),
         Metric("store_seconds", "speed", "DQN: writing transitions to the replay buffer", unit="s"),
         Metric("update_seconds", "speed", "optimizer steps; the first update includes compilation", unit="s"),
         Metric("muscle_seconds", "speed", "PPO+muscle: the update of the muscle network", unit="s"),
@@ -193,6 +194,24 @@ TABLES = {
         ),
         Metric("epsilon", "update", "probability of a random action", healthy="follows its schedule"),
         Metric("replay_size", "update", "transitions in the replay buffer", healthy="grows to `buffer_size`"),
+    ),
+    "distillation": (
+        Metric(
+            "distill_loss",
+            "losses",
+            "loss on the student's mean action, scaled so that -1..1 is the env's range if it has one",
+            healthy="falls by orders of magnitude",
+            otherwise="stays high: the student cannot see or remember what the teacher acts on; a longer `bptt_length`",
+        ),
+        Metric(
+            "action_error",
+            "update",
+            "mean absolute difference between the actions of student and teacher, over the joints, in the first epoch",
+            unit="action",
+            healthy="falls, then follows what the student cannot know",
+        ),
+        Metric("action_error_<name>", "update", "the same for each joint, counted from 0", unit="action"),
+        Metric("teacher_share", "update", "probability of acting as the teacher", healthy="follows its schedule"),
     ),
     "muscles": (
         Metric(

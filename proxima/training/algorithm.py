@@ -11,6 +11,7 @@ from torch import nn
 from proxima.algo.learner import Learner
 from proxima.algo.schedules import scheduled
 from proxima.config import Config
+from proxima.nets.policy import Policy
 from proxima.runs.layout import OPTIMIZER
 from proxima.training.collector import Collector
 from proxima.training.seeding import stream_seed
@@ -40,18 +41,21 @@ class Algorithm(ABC):
         """Networks besides the policy, by name: each is `NAME.pt` in every checkpoint, and is handed to the envs."""
         self._seconds: dict[str, float] = {}
 
-    def make_source(self, num_steps: int, **options: Any) -> Collector:
-        """A collector for the policy and the envs; it compiles acting if that pays. `learners` must be set."""
+    def make_source(self, num_steps: int, *, behaviour: Policy | None = None, **options: Any) -> Collector:
+        """A collector for the policy and the envs; it compiles acting if that pays. `learners` must be set.
+
+        `behaviour` acts in place of the policy, and is not compiled.
+        """
         parts, seed = self.parts, self.config.run.seed
         return Collector(
             parts.env,
-            self.policy,
+            behaviour or self.policy,
             num_steps=num_steps,
             device=parts.device,
             env_seed=seed,
             seed=stream_seed(seed, "actions"),
             hold_schedule=parts.hold_schedule,
-            flat=self.learner.flat if parts.compiles_actor else None,
+            flat=self.learner.flat if parts.compiles_actor and behaviour is None else None,
             **options,
         )
 

@@ -138,6 +138,7 @@ def test_of_a_recurrent_policy_minibatches_are_of_sequences() -> None:
     [
         ("ppo:\n  gama: 1\n", "there is no option 'gama'. Did you mean gamma"),
         ("ppo:\n  num_envs: 3\n", "'num_envs' belongs in section 'env'"),
+        ("distill:\n  clip_range: 0.1\n", "'clip_range' belongs in section 'ppo'"),
         ("ppo: [unclosed\n", "is not valid YAML at line 2"),
         ("just words\n", "must hold options"),
         ("ppo: 5\n", "ppo is a section"),
@@ -200,6 +201,7 @@ def test_options_say_what_a_resume_may_change() -> None:
     by_rule = {rule: {o.name for o in all_options().values() if o.resume == rule} for rule in ("fixed", "free")}
     sections = {name: {o.name for o in options_of(name, cls)} for name, cls in SECTIONS.items()}
     weights_and_states = {"algorithm", "env", "env_kwargs", "num_envs", "seed", "normalize_obs"}
+    weights_and_states |= {"teacher", "teacher_settings", "teacher_share"}
     assert by_rule["fixed"] == weights_and_states | sections["policy"]
     assert (
         by_rule["free"]
@@ -210,7 +212,7 @@ def test_options_say_what_a_resume_may_change() -> None:
 def test_options_say_whether_they_matter_for_a_comparison() -> None:
     left_out = {o.name for o in all_options().values() if not o.compared}
     sections = {name: {o.name for o in options_of(name, cls)} for name, cls in SECTIONS.items()}
-    where = {"name", "preset", "seed", "runs_dir", "device", "num_threads", "env_file"}
+    where = {"name", "preset", "seed", "runs_dir", "device", "num_threads", "env_file", "teacher_settings"}
     assert left_out == where | sections["checkpoint"] | sections["evaluation"] | sections["track"]
     assert compared_options({"seed": 1, "gamma": 0.9, "of_another_version": 2}) == {
         "gamma": 0.9,

@@ -128,3 +128,13 @@ def test_the_defaults_of_textbooks_are_a_preset() -> None:
     assert (config.env.num_envs, config.run.total_timesteps) == (8, 1_000_000)
     assert (optimizer.learning_rate, optimizer.max_grad_norm) == (3e-4, 0.5)
     assert config.rollout_size == 16_384 and config.num_iterations == 62 and config.num_minibatches == 256
+
+
+def test_the_student_of_phase_2_sees_depth_and_its_sizes_are_in_one_section() -> None:
+    config = load_config(None, {"preset": "phase2_distillation", "teacher": "runs/teacher"})
+    config.validate()
+    assert config.validate_algorithm() == []
+    assert (config.algorithm.algorithm, config.env.env) == ("distillation", "proxima/Quadruped-v0")
+    assert config.policy.encoders["scandots"] == {"use": "none"} and "depth" in config.policy.encoders
+    assert (config.ppo.num_steps, config.sequence_length, config.num_minibatches) == (120, 24, 10)
+    assert config.distill.teacher_share == [0.0]

@@ -10,6 +10,7 @@ import pytest
 from proxima import train
 from proxima.runs.layout import METRICS
 from proxima.runs.metrics import TABLES, all_metrics, find_metric, tag, with_tables
+from tests.envs.hidden_goal import HIDDEN_GOAL, saved, straight
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 SMALL = {"num_envs": 2, "num_threads": 1, "compile": "off", "tensorboard": False, "quiet": True, "hidden_sizes": [8]}
@@ -23,6 +24,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "evaluated": PPO
     | {"env": "proxima/PixelCatch-v0", "env_kwargs": {"drops": 1, "image_size": 36}, "cnn_features": 8}
     | {"eval_every": 64, "eval_episodes": 2},
+    "distillation": PPO | {"env": HIDDEN_GOAL, "algorithm": "distillation"},
     "muscles": PPO | {"env_file": "base_lonly", "env_kwargs": {"hidden_sizes": [4]}, "muscle_batch_size": 16},
 }
 TABLES_OF = {
@@ -31,6 +33,7 @@ TABLES_OF = {
     "held": {"progress", "speed", "learning", "PPO", "held actions"},
     "recurrent": {"progress", "speed", "learning", "PPO"},
     "evaluated": {"progress", "speed", "learning", "PPO", "evaluation"},
+    "distillation": {"progress", "speed", "learning", "distillation"},
     "muscles": {"progress", "speed", "learning", "PPO", "muscles"},
 }
 
@@ -40,7 +43,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """Names of the metrics that each run wrote."""
     folder = tmp_path_factory.mktemp("runs")
     found = {}
-    for kind, options in RUNS.items():
+    teacher = {"distillation": {"teacher": str(saved(folder / "teacher", *straight()))}}
+    for kind, own in RUNS.items():
+        options = own | teacher.get(kind, {})
         rows = (train(runs_dir=folder, name=kind, **options).run_dir / METRICS).read_text().splitlines()
         found[kind] = {name for row in rows for name in json.loads(row)}
     return found

@@ -26,6 +26,7 @@ TIMES = {
     "collect_seconds",
     "advantage_seconds",
     "store_seconds",
+    "label_seconds",
     "update_seconds",
     "muscle_seconds",
 }

@@ -20,7 +20,7 @@ from proxima.errors import EnvFailure, UsageError
 from proxima.runs import checkpoint
 from proxima.training.trainer import Trainer
 
-PRESETS = sorted(all_presets())
+PRESETS = sorted(all_presets().keys() - {"phase2_distillation"})  # which needs a teacher
 TOY_TEXT = {"toy_text": {"env": "FrozenLake-v1"}, "classic": {"env": "CartPole-v1"}}  # those without an env
 NAMES = {
     *("iteration", "global_step", "wall_time", "steps_per_second", "collect_seconds", "update_seconds"),
