@@ -17,7 +17,7 @@ from proxima.envs.episodes import EpisodicVecEnv
 from proxima.envs.hashed_random import hash32, hashed_uniform
 from proxima.envs.locomotion import settings as options
 from proxima.envs.locomotion.curriculum import GOOD_TRACKING, BySuccess, by_distance
-from proxima.envs.locomotion.rewards import TERMS, Transition, reward
+from proxima.envs.locomotion.rewards import TERMS, Transition, needs_feet, reward
 from proxima.envs.locomotion.robot import (
     FOOT_RADIUS,
     JOINTS,
@@ -27,6 +27,7 @@ from proxima.envs.locomotion.robot import (
     Motion,
     Sensors,
     build_model,
+    foot_places,
 )
 from proxima.envs.locomotion.senses import Senses
 from proxima.envs.locomotion.terrain import Terrain, make_terrain
@@ -136,7 +137,8 @@ class Quadruped(EpisodicVecEnv):
         self._episode = torch.zeros(size, dtype=torch.int64, device=device)
         shapes = {"command": 3, "action": JOINTS, "joint_velocity": JOINTS, "air_time": 4, "start": 2, "target": JOINTS}
         self._world = {name: torch.zeros(size, width, dtype=dtype, device=device) for name, width in shapes.items()}
-        self._world["foot"] = torch.zeros(size, 4, 2, dtype=dtype, device=device)
+        self._needs_feet = needs_feet(self.settings.rewards)
+        self._world["foot"] = torch.zeros(size, 4 if self._needs_feet else 0, 2, dtype=dtype, device=device)
         for name in ("commanded", "tracking", "error", "power"):
             self._world[name] = torch.zeros(size, dtype=dtype, device=device)
         for name in ("level", "column"):
@@ -189,14 +191,14 @@ class Quadruped(EpisodicVecEnv):
         qpos[:, :2], qpos[:, 2] = place, NOMINAL_HEIGHT + self._ground_height(place)
         qpos[:, 3], qpos[:, 6] = (0.5 * yaw).cos(), (0.5 * yaw).sin()
         self.physics.reset(started, qpos, torch.zeros_like(self.physics.qvel))
-        self._motion = self._motion.restarted(rows, qpos, yaw)
+        self._motion = self._motion.restarted(rows, self._stance)
         for name in ("action", "joint_velocity", "air_time"):
             world[name] = world[name].masked_fill(rows, 0.0)
         for name in ("commanded", "tracking", "error", "power"):
             world[name] = world[name].masked_fill(started, 0.0)
         world["target"] = torch.where(rows, self._stance, world["target"])
         world["start"] = torch.where(rows, place, world["start"])
-        world["foot"] = torch.where(rows[..., None], self._motion.foot[..., :2], world["foot"])
+        world["foot"] = torch.where(rows[..., None], self._feet()[..., :2], world["foot"])
         world["command"] = torch.where(rows, self._new_command(draw[:, _COMMAND:]), world["command"])
 
     def _choose_tiles(self, started: Tensor, draw: Tensor) -> None:
@@ -274,6 +276,7 @@ class Quadruped(EpisodicVecEnv):
         fell = fell | (motion.gravity[:, 2] > -math.cos(settings.max_tilt))
         if settings.end_on_trunk_contact:
             fell = fell | self.sensors.trunk
+        foot = self._feet()
         return Transition(
             motion=motion,
             command=world["command"],
@@ -284,13 +287,18 @@ class Quadruped(EpisodicVecEnv):
             touching=self.sensors.touching,
             colliding=self.sensors.colliding,
             air_time=world["air_time"] + self._dt,
-            foot_velocity=(motion.foot[..., :2] - world["foot"]) / self._dt,
-            foot_height=motion.foot[..., 2] - FOOT_RADIUS - self._ground_height(motion.foot[..., :2]),
+            foot=foot,
+            foot_velocity=(foot[..., :2] - world["foot"]) / self._dt,
+            foot_height=foot[..., 2] - FOOT_RADIUS - self._ground_height(foot[..., :2]),
             fell=fell,
             limits=self._limits,
             stance=self._stance,
             dt=self._dt,
         )
+
+    def _feet(self) -> Tensor:
+        """`[N, 4, 3]`, in the world; without feet if no reward needs them."""
+        return foot_places(self.physics.qpos) if self._needs_feet else self.physics.qpos[:, None, :3][:, :0]
 
     def _stop_failures(self) -> Tensor:
         """`[N]` bool: the physics of these robots failed (by NaN, or far too fast). They are put at rest, and fall."""
@@ -310,7 +318,7 @@ class Quadruped(EpisodicVecEnv):
         world["commanded"] = world["commanded"] + step.command[:, :2].norm(dim=1) * self._dt
         world["air_time"] = step.air_time.masked_fill(step.touching, 0.0)
         world["action"], world["joint_velocity"] = step.action, motion.joint_velocity
-        world["foot"] = motion.foot[..., :2]
+        world["foot"] = step.foot[..., :2]
         every = round(self.settings.commands.seconds / self._dt)
         due = (self.episode_length % every == 0)[:, None]
         world["command"] = torch.where(due, self._new_command(self._draw[:, _COMMAND:]), step.command)

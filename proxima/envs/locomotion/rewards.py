@@ -27,6 +27,7 @@ class Transition:
     touching: Tensor  # [N, 4] bool
     colliding: Tensor  # [N, 5] bool
     air_time: Tensor  # [N, 4] seconds since the foot last touched the ground, this step included
+    foot: Tensor  # [N, 4, 3]; empty unless a weight needs it, as the next two
     foot_velocity: Tensor  # [N, 4, 2], horizontal, mean of the step
     foot_height: Tensor  # [N, 4], above the ground
     fell: Tensor  # [N] bool
@@ -82,6 +83,11 @@ TERMS: dict[str, Callable[[Transition], Tensor]] = {
     "alive": lambda t: (~t.fell).to(t.torque.dtype),
     "fall": lambda t: t.fell.to(t.torque.dtype),
 }
+
+
+def needs_feet(weights: Rewards) -> bool:
+    """Whether the places of the feet matter."""
+    return bool(weights.foot_clearance or weights.foot_slip)
 
 
 def reward(t: Transition, weights: Rewards) -> Tensor:

@@ -43,23 +43,17 @@ class Motion:
     gravity: Tensor  # [N, 3], its direction; (0, 0, -1) when level
     joint: Tensor  # [N, 12] rad
     joint_velocity: Tensor  # [N, 12] rad/s
-    foot: Tensor  # [N, 4, 3] m, in the world
 
     @classmethod
     def of(cls, physics: Physics) -> "Motion":
         """That of the current state, as new tensors."""
         qpos, qvel = physics.qpos, physics.qvel
-        rotation, joint = rotations(qpos[:, 3:7]), qpos[:, 7:].clone()
-        foot = foot_places(joint) @ rotation.mT + qpos[:, None, :3]
-        velocity = (qvel[:, None, :3] @ rotation)[:, 0]
-        return cls(velocity, qvel[:, 3:6].clone(), -rotation[:, 2], joint, qvel[:, 6:].clone(), foot)
+        rotation = rotations(qpos[:, 3:7])
+        velocity = (qvel[:, :3, None] * rotation).sum(1)
+        return cls(velocity, qvel[:, 3:6].clone(), -rotation[:, 2], qpos[:, 7:].clone(), qvel[:, 6:].clone())
 
-    def restarted(self, rows: Tensor, qpos: Tensor, yaw: Tensor) -> "Motion":
-        """The same, with the robots of `rows` `[N, 1]` at rest, level, and turned by `yaw` `[N]`, as in `qpos`."""
-        joint = qpos[:, 7:]
-        x, y, z = foot_places(joint[:1])[0].unbind(-1)  # [4], the same for all
-        cos, sin = yaw.cos()[:, None], yaw.sin()[:, None]
-        foot = torch.stack((x * cos - y * sin, x * sin + y * cos, z.expand(len(qpos), 4)), -1) + qpos[:, None, :3]
+    def restarted(self, rows: Tensor, joint: Tensor) -> "Motion":
+        """The same, with the robots of `rows` `[N, 1]` level and at rest with these joint angles `[12]`."""
         return Motion(
             velocity=self.velocity.masked_fill(rows, 0.0),
             turn=self.turn.masked_fill(rows, 0.0),
@@ -68,7 +62,6 @@ class Motion:
             ),
             joint=torch.where(rows, joint, self.joint),
             joint_velocity=self.joint_velocity.masked_fill(rows, 0.0),
-            foot=torch.where(rows[..., None], foot, self.foot),
         )
 
 
@@ -96,17 +89,20 @@ class Sensors:
 
 def rotations(quaternion: Tensor) -> Tensor:
     """Matrices `[N, 3, 3]` from the robot's frame to the world's, of unit quaternions `[N, 4]` (w first)."""
-    w, x, y, z = quaternion.unbind(-1)
-    rows = (
-        *(1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
-        *(2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
-        *(2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)),
-    )
+    products = 2.0 * quaternion[:, :, None] * quaternion[:, None, :]
+    (_, wx, wy, wz), (_, xx, xy, xz), (_, _, yy, yz), (_, _, _, zz) = (row.unbind(1) for row in products.unbind(1))
+    rows = (1 - yy - zz, xy - wz, xz + wy, xy + wz, 1 - xx - zz, yz - wx, xz - wy, yz + wx, 1 - xx - yy)
     return torch.stack(rows, -1).unflatten(-1, (3, 3))
 
 
-def foot_places(joint: Tensor) -> Tensor:
-    """Centres of the feet `[N, 4, 3]` in the trunk's frame, of joint angles `[N, 12]`."""
+def foot_places(qpos: Tensor) -> Tensor:
+    """Centres of the feet `[N, 4, 3]` in the world."""
+    rotation = rotations(qpos[:, 3:7])
+    return (_foot_places(qpos[:, 7:])[:, :, None] * rotation[:, None]).sum(-1) + qpos[:, None, :3]
+
+
+def _foot_places(joint: Tensor) -> Tensor:
+    """The same in the trunk's frame, of joint angles `[N, 12]`."""
     hip, thigh, calf = joint.unflatten(-1, (4, 3)).unbind(-1)  # [N, 4]
     forward = -_LEG * (thigh.sin() + (thigh + calf).sin())
     down = -_LEG * (thigh.cos() + (thigh + calf).cos())

@@ -113,19 +113,19 @@ class Terrain:
         return replace(self, heights=self.heights.to(device))
 
     def height(self, x: Tensor, y: Tensor) -> Tensor:
-        """Height of the ground at any points: the triangles that MuJoCo's height field has; the edge goes on beyond."""
-        heights = self.heights
-        u = ((x - self.origin[0]) / CELL).clamp(0, heights.shape[0] - 1.001)
-        v = ((y - self.origin[1]) / CELL).clamp(0, heights.shape[1] - 1.001)
+        """Heights of the ground at any points; the edge goes on beyond.
+
+        They are the triangles of MuJoCo's height field, which cuts a cell along the diagonal from (0, 0) to (1, 1).
+        """
+        rows, width = self.heights.shape
+        u = ((x - self.origin[0]) * (1.0 / CELL)).clamp(0, rows - 1.001)
+        v = ((y - self.origin[1]) * (1.0 / CELL)).clamp(0, width - 1.001)
         i, j = u.long(), v.long()
-        fu, fv = u - i, v - j  # along x and y
-        width = heights.shape[1]
-        flat, place = heights.flatten(), i * width + j
-        h00, h01, h10, h11 = flat[place], flat[place + 1], flat[place + width], flat[place + width + 1]
-        # MuJoCo cuts a cell along its diagonal from (0, 0) to (1, 1).
-        upper = h00 + (h10 - h00) * fu + (h11 - h10) * fv
-        lower = h00 + (h01 - h00) * fv + (h11 - h01) * fu
-        return torch.where(fu >= fv, upper, lower)
+        u, v = u - i, v - j
+        at, flat = i * width + j, self.heights.flatten()
+        near, middle, far = flat[at], flat[at + torch.where(u >= v, width, 1)], flat[at + (width + 1)]
+        # Along the edges of the triangle: first in the direction in which the point is farther.
+        return near + (middle - near) * torch.maximum(u, v) + (far - middle) * torch.minimum(u, v)
 
 
 def make_terrain(

@@ -10,7 +10,7 @@ import torch
 from proxima.envs.action_hold import Hold
 from proxima.envs.locomotion.env import Quadruped
 from proxima.envs.locomotion.rewards import TERMS
-from proxima.envs.locomotion.robot import JOINTS, LEGS, STANCE, Motion, build_model, rotations
+from proxima.envs.locomotion.robot import JOINTS, LEGS, STANCE, Motion, build_model, foot_places, rotations
 from proxima.envs.locomotion.settings import Rewards, parse
 from proxima.envs.physics.cpu import CpuPhysics
 from proxima.errors import UsageError
@@ -30,7 +30,9 @@ def test_motion_is_that_of_mujoco() -> None:
         data.qpos[:], data.qvel[:] = physics.qpos[i].numpy(), physics.qvel[i].numpy()
         mujoco.mj_forward(model, data)
         frame = data.xmat[trunk].reshape(3, 3)
-        assert np.allclose(motion.foot[i].numpy(), [data.site(f"{leg}_foot").xpos for leg in LEGS], atol=1e-12)
+        assert np.allclose(
+            foot_places(physics.qpos)[i].numpy(), [data.site(f"{leg}_foot").xpos for leg in LEGS], atol=1e-12
+        )
         assert np.allclose(motion.velocity[i].numpy(), frame.T @ data.qvel[:3], atol=1e-12)
         assert np.allclose(motion.gravity[i].numpy(), frame.T @ [0, 0, -1], atol=1e-12)
         assert np.allclose(rotations(physics.qpos[i : i + 1, 3:7])[0].numpy(), frame, atol=1e-12)
@@ -50,7 +52,8 @@ def test_every_weight_is_of_a_term_and_every_term_has_a_weight() -> None:
 
 
 def test_feet_that_slip_clear_and_collide() -> None:
-    env = Quadruped(num_envs=1, ground={"kind": "plane"}, randomise=SAME)
+    weights = {"foot_clearance": -1.0, "foot_slip": -1.0}
+    env = Quadruped(num_envs=1, ground={"kind": "plane"}, randomise=SAME, rewards=weights)
     env.reset(seed=0)
     for _ in range(50):  # until it stands
         env.step(torch.zeros(1, JOINTS))
