@@ -24,7 +24,7 @@ from proxima.config.options import Option
 
 ENVS = (
     *("CartPole-v1", "Pendulum-v1", "Hopper-v5", "InvertedPendulum-v5", "FrozenLake-v1", "Blackjack-v1"),
-    *("proxima/SyntheticQuadruped-v0", "proxima/Recall-v0", "proxima/PixelCatch-v0", "proxima/CartPoleHidden-v1"),
+    *("proxima/Quadruped-v0", "proxima/Recall-v0", "proxima/PixelCatch-v0", "proxima/CartPoleHidden-v1"),
     *("LunarLander-v3", "Acrobot-v1", "Nope-v0", "HalfCheeta-v5", "", "a/b/c", "x:y:z", "CartPole"),
 )
 SMALL = {

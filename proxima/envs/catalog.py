@@ -27,16 +27,13 @@ _MIN_PREFIX = 5
 
 OURS = "proxima"
 """Namespace of the ids that are registered here."""
-TENSOR_WORLDS = {
-    f"{OURS}/{name}-v0": f"proxima.envs.toys.tensor_worlds:{name}" for name in ("SyntheticQuadruped", "Recall")
-}
+TENSOR_WORLDS = {f"{OURS}/Recall-v0": "proxima.envs.toys.recall:Recall"}
 """Our own envs on tensors: the class that runs all envs at once. `single` makes one of them for Gymnasium."""
 _ON_MUJOCO = {"Muscle": "muscle.env:MuscleVecEnv muscle.single:MuscleEnv"}
 _ON_MUJOCO |= {"Quadruped": "locomotion.env:Quadruped locomotion.single:QuadrupedEnv"}
 """Our own envs on MuJoCo: the class that runs all envs at once, and that of one of them for Gymnasium."""
 for _id in TENSOR_WORLDS:
-    _steps = 1000 if "Quadruped" in _id else None
-    gym.register(_id, "proxima.envs.tensor_env:single", max_episode_steps=_steps, kwargs={"env_id": _id})
+    gym.register(_id, "proxima.envs.tensor_env:single", kwargs={"env_id": _id})
 for _name, _classes in _ON_MUJOCO.items():
     _all, _one = (f"proxima.envs.{name}" for name in _classes.split())
     TENSOR_WORLDS[f"{OURS}/{_name}-v0"] = _all

@@ -13,6 +13,7 @@ from proxima.envs.contract import ExactState, VecEnv
 from proxima.envs.make import make_env
 from proxima.errors import UsageError
 from tests.envs import toy_envs
+from tests.envs.synthetic_quadruped import SYNTHETIC
 
 GAMMA = 0.9
 
@@ -132,7 +133,7 @@ HOLDS = [Hold(4, 4, 0.99), Hold(1, 7, 0.9), Hold(100, 100, 1.0)]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hold", HOLDS)
-@pytest.mark.parametrize("env_id", [*MUJOCO, "proxima/SyntheticQuadruped-v0"])
+@pytest.mark.parametrize("env_id", [*MUJOCO, SYNTHETIC])
 def test_batch_equals_sync_with_ends_in_mid_hold(env_id: str, hold: Hold) -> None:
     """Terminations, and a time limit that is no multiple of any hold."""
     results = []

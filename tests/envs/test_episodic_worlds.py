@@ -13,6 +13,7 @@ from proxima.envs.contract import Obs
 from proxima.envs.episodes import EpisodicVecEnv
 from proxima.envs.make import make_env
 from proxima.errors import UsageError
+from tests.envs.synthetic_quadruped import SYNTHETIC
 
 
 class Count(EpisodicVecEnv):
@@ -149,7 +150,7 @@ def test_a_step_observes_twice_only_where_an_episode_may_have_ended(
 
 
 @pytest.mark.parametrize("hold", [Hold(), Hold(1, 4, 0.9), Hold(3, 3, 0.9)])
-@pytest.mark.parametrize("env_id", ["proxima/SyntheticQuadruped-v0", "proxima/Recall-v0"])
+@pytest.mark.parametrize("env_id", [SYNTHETIC, "proxima/Recall-v0"])
 def test_the_code_for_a_gpu_gives_the_same_bits(env_id: str, hold: Hold) -> None:
     """On the CPU, but without testing whether an episode ended."""
     one, two = (make_env(env_id, num_envs=4, max_episode_steps=13, spread_episodes=True) for _ in range(2))
@@ -187,7 +188,7 @@ def format_3(state: dict[str, Any]) -> dict[str, Any]:
     return {"type": state["name"], "counters": counters, "world": world["state"], "hold": state["hold"]}
 
 
-@pytest.mark.parametrize("env_id", ["Hopper-v5", "proxima/SyntheticQuadruped-v0"])
+@pytest.mark.parametrize("env_id", ["Hopper-v5", SYNTHETIC])
 def test_states_of_format_3_go_on_exactly(env_id: str) -> None:
     env, other = (make_env(env_id, num_envs=3, max_episode_steps=20, spread_episodes=True) for _ in range(2))
     env.hold = Hold(1, 3, 0.9)

@@ -6,8 +6,9 @@ import torch
 from proxima.envs.hashed_random import hash32
 from proxima.envs.make import make_env
 from proxima.errors import UsageError
+from tests.envs.synthetic_quadruped import SYNTHETIC
 
-QUADRUPED, RECALL = "proxima/SyntheticQuadruped-v0", "proxima/Recall-v0"
+QUADRUPED, RECALL = SYNTHETIC, "proxima/Recall-v0"
 
 
 def actions(env: object, count: int) -> torch.Tensor:
@@ -104,6 +105,6 @@ def test_bad_options_are_named() -> None:
 
 def test_every_back_end_knows_how_long_a_step_takes() -> None:
     for mode in ("batch", "sync"):
-        env = make_env("proxima/SyntheticQuadruped-v0", num_envs=1, mode=mode)
+        env = make_env(SYNTHETIC, num_envs=1, mode=mode)
         assert env.step_seconds == 0.02
         env.close()

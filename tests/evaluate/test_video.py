@@ -126,7 +126,7 @@ def test_nothing_is_left_after_a_failure_and_an_older_video_stays(tmp_path: Path
             "render_mode human, which opens a window for every env",
         ),
         ("proxima/Recall-v0", {}, "env 'proxima/Recall-v0' has no picture: it can be evaluated, but neither recorded"),
-        ("proxima/SyntheticQuadruped-v0", {"env_kwargs": {}}, "has no picture"),
+        ("proxima/Recall-v0", {"env_kwargs": {}}, "has no picture"),
     ],
 )
 def test_bad_input_is_one_line(env_id: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:

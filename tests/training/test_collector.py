@@ -16,6 +16,7 @@ from proxima.training.endings import EndingBuffer
 from proxima.training.episode_statistics import EpisodeStatistics
 from proxima.training.trainer import Trainer
 from tests.envs import toy_envs  # noqa: F401 - registers them
+from tests.envs.synthetic_quadruped import SYNTHETIC
 
 STEPS, ENVS = 25, 3
 
@@ -133,7 +134,7 @@ def test_endings_of_a_device_are_those_of_the_cpu() -> None:
 
 def test_a_recurrent_policy_learns_a_dict_with_a_key_for_the_critic_alone() -> None:
     encoders = {"scandots": {"widths": [8]}, "commands": {"use": "critic"}}
-    options = {"env": "proxima/SyntheticQuadruped-v0", "num_envs": 4, "num_steps": 12, "minibatch_size": 2}
+    options = {"env": SYNTHETIC, "num_envs": 4, "num_steps": 12, "minibatch_size": 2}
     rnn = {"rnn": "lstm", "rnn_size": 8, "bptt_length": 5, "encoders": encoders, "compile": "off"}
     trainer = Trainer(load_config(None, options | rnn))
     before = trainer.algorithm.learner.state.param.clone()

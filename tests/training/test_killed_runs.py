@@ -66,7 +66,7 @@ CASES: dict[str, dict[str, Any]] = {
     "rnn, async": {"env": "Hopper-v5", **RECURRENT, "vec_env_mode": "async", "share_trunk": "off"},
     "rnn, compiled": {"env": "Hopper-v5", **RECURRENT, "bptt_length": 2, "num_steps": 32, "compile": "on"},
     "rnn, held": {"env": "Hopper-v5", **RECURRENT, "action_hold_seconds": 0.03},
-    "rnn, tensors": {"env": "proxima/SyntheticQuadruped-v0", **RECURRENT},
+    "quadruped": {"env": "proxima/Quadruped-v0", "env_kwargs": "{ground: {levels: 2, columns: 2}}", **RECURRENT},
     "muscles": {  # two learners, and a network that is part of the envs
         "env_file": "base_lonly",
         "env_kwargs": "{hidden_sizes: [16, 16]}",
