@@ -135,6 +135,8 @@ class Config:
         notices = self._unused("dqn") + ([] if self.algorithm.algorithm == "PPO+muscle" else self._unused("muscle"))
         if not self.is_recurrent and given != (sections.PolicyOptions.rnn_size, sections.PPOOptions.bptt_length):
             notices.append("rnn_size and bptt_length have no effect with rnn none: set rnn to gru or lstm.")
+        if self.ppo.symmetry != "loss" and self.ppo.symmetry_coef != sections.PPOOptions.symmetry_coef:
+            notices.append(f"symmetry_coef has no effect with symmetry {self.ppo.symmetry}: set symmetry to loss.")
         return notices
 
     def _validate_dqn(self) -> list[str]:

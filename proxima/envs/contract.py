@@ -74,7 +74,9 @@ class Reflection:
         index, sign = self.index, self.sign
         fits = len(index) == len(sign) and all(0 <= i < len(index) for i in index) and set(sign) <= {1, -1}
         if not fits or any(index[j] != i or sign[i] != sign[j] for i, j in enumerate(index)):
-            raise ValueError("a reflection needs numbers that it swaps in pairs, with one sign of 1 or -1 for each pair.")
+            raise ValueError(
+                "a reflection needs numbers that it swaps in pairs, with one sign of 1 or -1 for each pair."
+            )
 
 
 @dataclass(frozen=True)
