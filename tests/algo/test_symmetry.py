@@ -5,15 +5,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from proxima.algo.losses import ppo_loss
 from proxima.algo.ppo import PPOLearner
+from proxima.algo.symmetry import Symmetry
+from proxima.config import load_config
 from proxima.data.batch import Minibatch
 from proxima.data.rollout import Rollout
 from proxima.envs.contract import Mirror, Reflection
 from proxima.errors import UsageError
 from proxima.nets.actor_critic import ActorCritic
-from proxima.nets.spec import ActionSpec, ObsSpec
+from proxima.nets.spec import ActionSpec, ObsSpec, Spec
 from tests.algo.test_ppo import BOX, DISCRETE, IMAGE, SEQUENCES, first_metrics, make
 
 OBS, ACTION = Reflection((1, 0, 2, 3, 4), (-1, -1, 1, -1, 1)), Reflection((1, 0), (-1, -1))
@@ -199,6 +202,60 @@ def test_a_step_of_the_mirrored_world_starts_with_the_right_state() -> None:
     swapped = minibatch._replace(mirrored=minibatch.mirrored._replace(state=minibatch.state))
     losses = [float(learner._gradient(learner.state, x)[1][-1]) for x in (minibatch, swapped)]
     assert abs(losses[0] - losses[1]) > 1e-6 * losses[0]
+
+
+def test_stacked_frames_are_rebuilt_for_the_mirrored_world() -> None:
+    """Storage of each frame once gives the same states as storage of complete stacks."""
+    torch.manual_seed(0)
+    config = load_config(None, {"num_envs": 3, "num_steps": 6, "symmetry": "augment", **GRU})
+    spec = Spec({"image": ObsSpec((2, 9, 8), "uint8", frames=2)}, BOX)
+    policy = ActorCritic(spec, config.policy, config.normalize)
+    flipped = tuple(8 * row + column for row in range(18) for column in range(7, -1, -1))
+    mirror = Mirror({"image": Reflection(flipped, (1,) * 144)}, ACTION)
+    frames = torch.randint(0, 256, (8, 3, 1, 9, 8), dtype=torch.uint8)
+    first = {"image": torch.cat((frames[0], frames[1]), 1)}
+    states = []
+    for stacks in ({"image": 2}, {}):
+        rollout = Rollout(
+            num_steps=6, num_envs=3, obs=first, action=torch.zeros(3, 2), device=torch.device("cpu"), stacks=stacks
+        )
+        rollout.truncated[2, 1] = True
+        rollout.begin(first)
+        for t in range(7):
+            older = frames[t].clone()
+            if t == 3:  # the first frame of an episode is repeated
+                older[1] = frames[4, 1]
+            rollout.obs["image"][t] = frames[t + 1] if stacks else torch.cat((older, frames[t + 1]), 1)
+        symmetry = Symmetry(mirror, policy, config, device=torch.device("cpu"))
+        states += [symmetry.prepare(rollout).state, symmetry.state]
+    assert torch.equal(states[0], states[2]) and torch.equal(states[1], states[3])
+    assert bool(states[1].any())
+
+
+class NoSynchronisation(TorchDispatchMode):
+    """Refuses what would make the host wait for a GPU."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func.overloadpacket not in (
+            torch.ops.aten._local_scalar_dense,
+            torch.ops.aten.nonzero,
+            torch.ops.aten.masked_select,
+        ), f"{func} synchronises"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_waits_for_the_device(kind: str) -> None:
+    learner, rollout, minibatch = prepared("augment", **KINDS[kind])
+    symmetry = learner.symmetry
+    assert symmetry is not None
+    with NoSynchronisation():
+        symmetry.prepare(rollout)
+        learner.update_normalizer(rollout)
+        augmented = symmetry.augment(symmetry.gather(minibatch))
+        symmetry.error(*symmetry.halves(augmented.action), minibatch.weight)
+    with pytest.raises(AssertionError, match="synchronises"), NoSynchronisation():
+        float(minibatch.advantage.sum())
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "gru"])
