@@ -174,6 +174,11 @@ def check_mirror(mirror: "Mirror", policy: "Policy", config: Config) -> None:
             )
         if given != size:
             raise UsageError(f"{where} the env's mirror has {given} numbers for the {name}, which has {size}.")
+    for key in policy.keys:
+        if policy.spec.obs[key].dtype == "uint8" and -1 in mirror.obs[key].sign:
+            raise UsageError(
+                f"{where} the env's mirror changes signs of {key!r}, whose bytes have none: only move them."
+            )
     for i, (j, sign) in enumerate(zip(mirror.action.index, mirror.action.sign, strict=True)):
         low, high = sorted((sign * action.low[j], sign * action.high[j]))
         if (low, high) != (action.low[i], action.high[i]):

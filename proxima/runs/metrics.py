@@ -146,7 +146,7 @@ TABLES = {
             "losses",
             "with `symmetry` augment or loss: mean squared difference between the mean action in a mirrored "
             "observation and the mirrored mean action, in units of the policy's action",
-            healthy="far below the square of the std, and falls",
+            healthy="far below the square of the std",
             otherwise="stays high: raise `symmetry_coef`, or the env's mirror is wrong",
         ),
         Metric(

@@ -309,6 +309,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     (r"mirror does not have the observation 'obs'", {"mirror": Mirror({}, ACTION)}),
     (r"mirror has 5 numbers for the observation 'obs', which has 3", {"obs": {"obs": ObsSpec((3,), "float32")}}),
     (r"mirror has 5 numbers for the action, which has 2", {"mirror": Mirror({"obs": OBS}, OBS)}),
+    (r"changes signs of 'obs', whose bytes have none", {"obs": {"obs": ObsSpec((5,), "uint8")}}),
     (r"bounds of action 0, -1 to 1, are not the mirror image of those of action 1, -1 to 2", {"action": UNEVEN}),
 ]
 
