@@ -25,7 +25,7 @@ def ppo_loss(log_prob: Tensor, value: Tensor, entropy: Tensor, batch: Minibatch,
     weight, advantage, clip = batch.weight, batch.advantage, options.clip_range
 
     def mean(x: Tensor) -> Tensor:
-        return x.mean() if weight is None else (x * weight).sum() / weight.sum()
+        return weighted_mean(x, weight)
 
     if options.normalize_advantage == "minibatch":
         # The population std: 0 for a minibatch of one sample, where the sample std would be NaN.
@@ -44,10 +44,16 @@ def ppo_loss(log_prob: Tensor, value: Tensor, entropy: Tensor, batch: Minibatch,
 
     mean_entropy = mean(entropy)
     loss = policy_loss + options.value_loss_coef * value_loss - options.entropy_coef * mean_entropy
+    measured = weight if batch.measured is None else batch.measured
     # http://joschu.net/blog/kl-approx.html: unbiased, and never negative.
-    approx_kl = mean(torch.expm1(log_ratio) - log_ratio)
-    clip_fraction = mean(((ratio - 1.0).abs() > clip).float())
+    approx_kl = weighted_mean(torch.expm1(log_ratio) - log_ratio, measured)
+    clip_fraction = weighted_mean(((ratio - 1.0).abs() > clip).float(), measured)
     return LossTerms(loss, policy_loss, value_loss, mean_entropy, approx_kl, clip_fraction)
+
+
+def weighted_mean(x: Tensor, weight: Tensor | None) -> Tensor:
+    """The mean of `x` `[B]` with weights `[B]`; None: all the same."""
+    return x.mean() if weight is None else (x * weight).sum() / weight.sum()
 
 
 def explained_variance(value: Tensor, return_: Tensor) -> Tensor:

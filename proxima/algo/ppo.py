@@ -10,24 +10,46 @@ from proxima.algo.learner import Learner, Weights
 from proxima.algo.losses import LossTerms, explained_variance, ppo_loss
 from proxima.algo.normalize import RewardNormalizer
 from proxima.algo.schedules import adapted
+from proxima.algo.symmetry import Symmetry
 from proxima.config import Config
 from proxima.data.batch import Batch, Inputs, Minibatch, Rows, SequenceLayout, minibatch_indices
 from proxima.data.rollout import Rollout
+from proxima.errors import UsageError
 
 if TYPE_CHECKING:
+    from proxima.envs.contract import Mirror
     from proxima.nets.policy import Policy
 
 
 class PPOLearner(Learner):
     """PPO's update of one policy."""
 
-    loss_terms = LossTerms._fields
+    loss_terms: tuple[str, ...] = LossTerms._fields
 
     def __init__(
-        self, policy: "Policy", config: Config, *, device: torch.device, seed: int, num_iterations: int | None = None
+        self,
+        policy: "Policy",
+        config: Config,
+        *,
+        device: torch.device,
+        seed: int,
+        num_iterations: int | None = None,
+        mirror: "Mirror | None" = None,
     ):
-        """`num_iterations` of the run; given because held actions can make them fewer than `config.num_iterations`."""
+        """`num_iterations` of the run; given because held actions can make them fewer than `config.num_iterations`.
+
+        `mirror` of the env is needed with the option `symmetry`.
+        """
         self.policy = policy
+        self.symmetry: Symmetry | None = None
+        if config.ppo.symmetry != "none":
+            if mirror is None:
+                raise UsageError(
+                    f"symmetry is {config.ppo.symmetry}, but {config.env.env} has no mirror (`VecEnv.mirror`) in "
+                    f"vec_env_mode {config.env.vec_env_mode}: use symmetry none, or an env that defines one."
+                )
+            self.symmetry = Symmetry(mirror, policy, config, device=device)
+            self.loss_terms = (*LossTerms._fields, "symmetry_loss")
         iterations = config.num_iterations if num_iterations is None else num_iterations
         super().__init__(
             policy,
@@ -59,7 +81,8 @@ class PPOLearner(Learner):
         else:
             log_prob, value = self._evaluate(inputs, action)
         advantage, return_ = self._advantages(rollout, reward, value)
-        return Batch(rollout, reward, Rows(inputs, action, log_prob, value, advantage, return_))
+        mirrored = None if self.symmetry is None else self.symmetry.prepare(rollout)
+        return Batch(rollout, reward, Rows(inputs, action, log_prob, value, advantage, return_, mirrored))
 
     def _advantages(self, rollout: Rollout, reward: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Advantages and returns `[T * N]`; truncated episodes bootstrap from their final observation."""
@@ -147,31 +170,66 @@ class PPOLearner(Learner):
             "epochs": float(len(host)),
         }
 
+    def update_normalizer(self, rollout: Rollout) -> None:
+        """Add the rollout's observations to the policy's statistics, with symmetry their mirror images as well.
+
+        To be called after `update`, so that the first probability ratio of the next one is 1.
+        """
+        self.policy.normalizer.update(rollout.step_obs())
+        if self.symmetry is not None:
+            self.policy.normalizer.update(self.symmetry.vectors(rollout))
+
     # The minibatch step ----------------------------------------------------------------------------------------------
 
     def gather(self, data: Rows, index: Tensor) -> Minibatch:
         """The sequences `index`."""
-        return data.gather(self.layout, index)
+        minibatch = data.gather(self.layout, index)
+        return minibatch if self.symmetry is None else self.symmetry.gather(minibatch)
 
     def count(self, minibatch: Minibatch) -> Tensor | int:
         """Number of steps without padding."""
         return len(minibatch.action) if minibatch.weight is None else minibatch.weight.sum()
 
     def loss(self, weights: Weights, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
-        """Clipped surrogate, value loss and entropy bonus."""
+        """Clipped surrogate, value loss and entropy bonus; of the mirrored samples too, or with a symmetry loss."""
+        ppo, symmetry, original = self.config.ppo, self.symmetry, minibatch
+        if symmetry is not None and ppo.symmetry == "augment":
+            minibatch = symmetry.augment(original)
         distribution, value = self.apply(weights, minibatch.obs, minibatch.state, minibatch.start)
         log_prob, entropy = distribution.log_prob(minibatch.action), distribution.entropy()
-        terms = ppo_loss(log_prob, value, entropy, minibatch, self.config.ppo)
-        return terms.loss, torch.stack([term.detach() for term in terms])
+        terms = ppo_loss(log_prob, value, entropy, minibatch, ppo)
+        if symmetry is None:
+            return terms.loss, torch.stack([term.detach() for term in terms])
+        if ppo.symmetry == "augment":
+            error = symmetry.error(*symmetry.halves(distribution.mode().detach()), original.weight)
+        else:
+            assert original.mirrored is not None
+            mirrored, _ = self.apply(weights, *original.mirrored, original.start)
+            error = symmetry.error(distribution.mode(), mirrored.mode(), original.weight)
+            terms = terms._replace(loss=terms.loss + ppo.symmetry_coef * error)
+        return terms.loss, torch.stack([term.detach() for term in (*terms, error)])
 
     # State -----------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """With the reward normaliser."""
+        """With the reward normaliser and the recurrent state of the mirrored world."""
         statistics = {name: x.clone() for name, x in self.reward_normalizer.state_dict().items()}
-        return super().state_dict() | {"reward_normalizer": statistics}
+        mirrored = {} if self._mirrored_state is None else {"mirrored_state": {"state": self._mirrored_state.clone()}}
+        return super().state_dict() | {"reward_normalizer": statistics} | mirrored
 
     def load_state_dict(self, state: dict[str, dict[str, Tensor]]) -> bool:
-        """Load what `state_dict` returned."""
+        """Load what `state_dict` returned; without a mirrored state, which is new in a resume, it stays zero."""
+        if self._mirrored_state is not None and "mirrored_state" in state:
+            self._mirrored_state.copy_(state["mirrored_state"]["state"])
         self.reward_normalizer.load_state_dict(state["reward_normalizer"])
         return super().load_state_dict(state)
+
+    def forget_episodes(self) -> None:
+        """Start anew what is carried over from rollout to rollout, because the next one begins with new episodes."""
+        self.reward_normalizer.carry.zero_()
+        if self._mirrored_state is not None:
+            self._mirrored_state.zero_()
+
+    @property
+    def _mirrored_state(self) -> Tensor | None:
+        return None if self.symmetry is None else self.symmetry.state

@@ -135,6 +135,8 @@ class Config:
 
     def _validate_ppo(self) -> list[str]:
         notices = [] if self.algorithm.algorithm == "PPO+muscle" else self._unused("muscle")
+        if self.ppo.symmetry != "loss" and self.ppo.symmetry_coef != sections.PPOOptions.symmetry_coef:
+            notices.append(f"symmetry_coef has no effect with symmetry {self.ppo.symmetry}: set symmetry to loss.")
         return self._unused("dqn") + notices + self._unused("distill") + self._without_recurrence()
 
     def _without_recurrence(self) -> list[str]:

@@ -163,6 +163,10 @@ class PPOOptions:
     """Recompute values and advantages with the current critic before every epoch."""
     target_kl: float | None = option(None, above=0)
     """Stop the update after an epoch whose approximate KL from the old policy exceeds this. None: never."""
+    symmetry: Literal["none", "augment", "loss"] = option("none")
+    """Left-right symmetry, for envs that define it. augment: learn from mirrored samples too; loss: a symmetry loss."""
+    symmetry_coef: float = option(1.0, at_least=0)
+    """Weight of the symmetry loss."""
 
 
 @dataclass

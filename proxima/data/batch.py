@@ -99,6 +99,19 @@ class Inputs(NamedTuple):
         return torch.arange(layout.num_sequences, device=device).split(max(1, chunk))
 
 
+class MirroredInputs(NamedTuple):
+    """What differs in the inputs of the policy when the rollout is mirrored (`algo/symmetry.py`)."""
+
+    obs: Tensors  # [T * N, ...], normalised; without images, which are mirrored in the minibatch
+    state: Tensor | None  # [Q, S], the recurrent state before every sequence of the mirrored rollout
+
+    def gather(self, layout: SequenceLayout, sequence: Tensor) -> "MirroredInputs":
+        """Those of sequences `[B]`: obs `[L * B, ...]`, state `[B, S]`."""
+        rows = layout.rows(sequence)
+        obs = {key: x.index_select(0, rows) for key, x in self.obs.items()}
+        return MirroredInputs(obs, None if self.state is None else self.state.index_select(0, sequence))
+
+
 class Minibatch(NamedTuple):
     """Inputs of the loss: `B` sequences, time-major, `[L * B, ...]`."""
 
@@ -111,6 +124,8 @@ class Minibatch(NamedTuple):
     advantage: Tensor
     return_: Tensor
     weight: Tensor | None = None  # 1 for a step and 0 for padding; None without padding
+    mirrored: MirroredInputs | None = None  # the same steps, mirrored
+    measured: Tensor | None = None  # like `weight`, of the steps that count in KL and clip fraction; None: as `weight`
 
 
 class Rows(NamedTuple):
@@ -122,6 +137,7 @@ class Rows(NamedTuple):
     old_value: Tensor
     advantage: Tensor
     return_: Tensor
+    mirrored: MirroredInputs | None = None
 
     def gather(self, layout: SequenceLayout, sequence: Tensor) -> Minibatch:
         """The minibatch of sequences `[B]`."""
@@ -130,7 +146,8 @@ class Rows(NamedTuple):
         fields = (self.action, self.old_log_prob, self.old_value, self.advantage, self.return_)
         action, log_prob, value, advantage, return_ = [x.index_select(0, rows) for x in fields]
         weight = layout.weight(sequence)
-        return Minibatch(obs, state, start, action, log_prob, value, advantage, return_, weight)
+        mirrored = None if self.mirrored is None else self.mirrored.gather(layout, sequence)
+        return Minibatch(obs, state, start, action, log_prob, value, advantage, return_, weight, mirrored)
 
 
 @dataclass

@@ -59,6 +59,36 @@ class Step:
         return self.terminated | self.truncated
 
 
+@dataclass(frozen=True)
+class Reflection:
+    """A left-right mirror image of flattened numbers: number i becomes `sign[i] * x[index[i]]`. Twice is the identity.
+
+    An image is reflected by an `index` that reverses its columns.
+    """
+
+    index: tuple[int, ...]
+    sign: tuple[int, ...]
+    """1 or -1."""
+
+    def __post_init__(self) -> None:
+        index, sign = self.index, self.sign
+        fits = len(index) == len(sign) and all(0 <= i < len(index) for i in index) and set(sign) <= {1, -1}
+        if not fits or any(index[j] != i or sign[i] != sign[j] for i, j in enumerate(index)):
+            raise ValueError(
+                "a reflection needs numbers that it swaps in pairs, with one sign of 1 or -1 for each pair."
+            )
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """The left-right mirror of an env: a mirrored action in a mirrored state has a mirrored outcome."""
+
+    obs: Mapping[str, Reflection]
+    """For every observation key, flattened."""
+    action: Reflection
+    """Of a Box action in the env's units, flattened."""
+
+
 class VecEnv(ABC):
     """`num_envs` copies of one environment, stepped together, with same-step autoreset."""
 
@@ -73,6 +103,8 @@ class VecEnv(ABC):
     episode_info: tuple[str, ...] = ()
     """Names of the statistics that the env reports for every finished episode: the keys of `Episodes.info`."""
     holder: Holder
+    mirror: Mirror | None = None
+    """Left-right symmetry of the task, for the option `symmetry`; None if it has none."""
 
     @property
     def hold(self) -> Hold:

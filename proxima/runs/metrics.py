@@ -169,6 +169,14 @@ TABLES = {
             otherwise="near or below 0: the critic predicts nothing; raise `value_loss_coef`, check the reward scale",
         ),
         Metric(
+            "symmetry_loss",
+            "losses",
+            "with `symmetry` augment or loss: mean squared difference between the mean action in a mirrored "
+            "observation and the mirrored mean action, in units of the policy's action",
+            healthy="far below the square of the std",
+            otherwise="stays high: raise `symmetry_coef`, or the env's mirror is wrong",
+        ),
+        Metric(
             "epochs",
             "update",
             "passes over the rollout in this update",

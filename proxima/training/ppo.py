@@ -22,6 +22,7 @@ class PPO(Algorithm):
             device=parts.device,
             seed=stream_seed(config.run.seed, "minibatches"),
             num_iterations=max(1, round(parts.num_policy_steps / config.rollout_size)),
+            mirror=parts.env.mirror,
         )
         self.learners = {"learner": self.ppo}
         # Storing values while acting saves a second pass through shared convolutions. But the first ratio must be 1:
@@ -39,13 +40,12 @@ class PPO(Algorithm):
         self.stop_compiling_without_toolchain()
         batch = self.timed("advantage", self.ppo.prepare, rollout)
         metrics = self.timed("update", self.ppo.update, batch)
-        # After the update, so that the first probability ratio of the next one is 1.
-        self.timed("update", self.policy.normalizer.update, rollout.step_obs())
+        self.timed("update", self.ppo.update_normalizer, rollout)
         return metrics | self.policy.metrics()
 
     def set_state(self, read: Read, state: dict[str, Any], *, new_episodes_seed: int) -> list[str]:
-        """With new episodes, the reward normaliser's running return restarts as well."""
+        """With new episodes, what the learner carries over from rollout to rollout restarts as well."""
         different = super().set_state(read, state, new_episodes_seed=new_episodes_seed)
         if not self.source.in_old_episodes:
-            self.ppo.reward_normalizer.carry.zero_()
+            self.ppo.forget_episodes()
         return different

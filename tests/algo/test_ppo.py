@@ -8,6 +8,7 @@ import torch
 from proxima.algo.ppo import PPOLearner
 from proxima.config import load_config
 from proxima.data.rollout import Rollout
+from proxima.envs.contract import Mirror
 from proxima.errors import NonFiniteError
 from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.spec import ActionSpec, ObsSpec, Spec
@@ -37,7 +38,7 @@ IMAGE = {"image": ObsSpec((12, 12, 3), "uint8"), "state": ObsSpec((4,), "float32
 
 
 def make(
-    action: ActionSpec = BOX, obs: dict[str, ObsSpec] | None = None, **options: Any
+    action: ActionSpec = BOX, obs: dict[str, ObsSpec] | None = None, mirror: Mirror | None = None, **options: Any
 ) -> tuple[PPOLearner, Rollout, ActorCritic]:
     """A learner and a rollout that its policy acted out on random observations."""
     defaults = {"num_envs": 4, "num_steps": 16, "minibatch_size": 16, "update_epochs": 2, "compile": "off"}
@@ -74,7 +75,7 @@ def make(
             rollout.add_final(torch.tensor([9]), torch.tensor([2]), final, None if state is None else state[2:3])
         if state is not None:
             state = rollout.last_state = state.masked_fill(rollout.ended[t][:, None], 0.0)
-    return PPOLearner(policy, config, device=torch.device("cpu"), seed=3), rollout, policy
+    return PPOLearner(policy, config, device=torch.device("cpu"), seed=3, mirror=mirror), rollout, policy
 
 
 def draw(spec: ObsSpec) -> torch.Tensor:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from proxima import train
+from proxima.envs.contract import Mirror, Reflection
+from proxima.envs.mujoco.env import MujocoBatchEnv
 from proxima.runs.layout import METRICS
 from proxima.runs.metrics import TABLES, all_metrics, find_metric, tag, with_tables
 from tests.envs.hidden_goal import HIDDEN_GOAL, saved, straight
@@ -25,6 +27,7 @@ RUNS: dict[str, dict[str, Any]] = {
     | {"env": "proxima/PixelCatch-v0", "env_kwargs": {"drops": 1, "image_size": 36}, "cnn_features": 8}
     | {"eval_every": 64, "eval_episodes": 2},
     "distillation": PPO | {"env": HIDDEN_GOAL, "algorithm": "distillation"},
+    "symmetric": PPO | {"env": "InvertedPendulum-v5", "symmetry": "loss"},
     "muscles": PPO | {"env_file": "base_lonly", "env_kwargs": {"hidden_sizes": [4]}, "muscle_batch_size": 16},
 }
 TABLES_OF = {
@@ -34,6 +37,7 @@ TABLES_OF = {
     "recurrent": {"progress", "speed", "learning", "PPO"},
     "evaluated": {"progress", "speed", "learning", "PPO", "evaluation"},
     "distillation": {"progress", "speed", "learning", "distillation"},
+    "symmetric": {"progress", "speed", "learning", "PPO"},
     "muscles": {"progress", "speed", "learning", "PPO", "muscles"},
 }
 
@@ -44,10 +48,13 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     folder = tmp_path_factory.mktemp("runs")
     found = {}
     teacher = {"distillation": {"teacher": str(saved(folder / "teacher", *straight()))}}
-    for kind, own in RUNS.items():
-        options = own | teacher.get(kind, {})
-        rows = (train(runs_dir=folder, name=kind, **options).run_dir / METRICS).read_text().splitlines()
-        found[kind] = {name for row in rows for name in json.loads(row)}
+    pendulum = Mirror({"obs": Reflection((0, 1, 2, 3), (-1,) * 4)}, action=Reflection((0,), (-1,)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MujocoBatchEnv, "mirror", pendulum)
+        for kind, own in RUNS.items():
+            options = own | teacher.get(kind, {})
+            rows = (train(runs_dir=folder, name=kind, **options).run_dir / METRICS).read_text().splitlines()
+            found[kind] = {name for row in rows for name in json.loads(row)}
     return found
 
 
