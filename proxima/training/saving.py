@@ -108,19 +108,18 @@ class Saver:
         self._has_warned = False
 
     def save_in_background(self, boundary: Boundary | None) -> None:
-        """Copy the state to the host and write it in a thread; waits for the write before this one, if that goes on.
+        """Copy the state to the host and write it in a thread; waits for the write before this one.
 
-        None is skipped, so that every checkpoint that is due, and the best one, exists whatever the disk's speed.
+        No checkpoint is skipped: the best one, and all that were asked for, exist however slow the disk is.
         """
         start = time.monotonic()
         self.wait()
         if (seconds := time.monotonic() - start) > _NOTICED_WAIT and not self._has_warned:
             self._has_warned = True
             log.warning(
-                "Training waited %.1f s for the checkpoint of iteration %s: %s is written more slowly than checkpoints "
-                "are due. Raise checkpoint_freq or checkpoint_minutes.",
+                "Training waited %.1f s for a checkpoint that was still being written to %s: the next is due before "
+                "the disk has finished. Raise checkpoint_freq or checkpoint_minutes.",
                 seconds,
-                self.iteration,
                 self._run_dir,
             )
         if boundary is not None and boundary["iteration"] != self.iteration:
@@ -131,9 +130,11 @@ class Saver:
 
         The last one is retried for some seconds, because no later one will replace it.
         """
-        self.wait()
-        if boundary is not None and boundary["iteration"] != self.iteration:
-            self._try_to_write(on_host(boundary), pauses=_LAST_SAVE_PAUSES if is_last else ())
+        try:
+            self.wait()
+        finally:  # whatever became of the other one
+            if boundary is not None and boundary["iteration"] != self.iteration:
+                self._try_to_write(on_host(boundary), pauses=_LAST_SAVE_PAUSES if is_last else ())
         return self.last
 
     def wait(self) -> None:

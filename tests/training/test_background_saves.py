@@ -104,7 +104,10 @@ def test_a_failed_write_is_reported_and_the_next_one_is_tried(
     assert message in caplog.text
 
 
-def test_what_is_no_error_of_the_disk_ends_the_run_as_it_would_in_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("env_fails", [False, True])
+def test_what_is_no_error_of_the_disk_ends_the_run_with_its_last_boundary(
+    env_fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     attempts, real = iter([True, False]), checkpoint.save
 
     def save(*args: Any, **kwargs: Any) -> Path:
@@ -114,9 +117,17 @@ def test_what_is_no_error_of_the_disk_ends_the_run_as_it_would_in_the_loop(monke
 
     monkeypatch.setattr(checkpoint, "save", save)
     trainer = trainer_of(checkpoint_freq=256)
+    good = trainer.source.env.step
+
+    def step(action: Any) -> Any:
+        if env_fails and trainer.iteration == 3:
+            raise RuntimeError("broken env")
+        return good(action)
+
+    monkeypatch.setattr(trainer.source.env, "step", step)
     with pytest.raises(RuntimeError, match="cannot be serialised"):
         trainer.run()
-    assert iterations_of(trainer.run_dir) == [4]  # raised where the next checkpoint was due
+    assert iterations_of(trainer.run_dir) == [3 if env_fails else 4]  # raised where the next checkpoint was due
 
 
 @pytest.mark.parametrize(
