@@ -189,3 +189,19 @@ def test_a_copy_is_no_view_and_a_tensor_with_two_names_stays_one() -> None:
     weight.zero_()
     assert held["files"]["a"]["one"] is held["files"]["a"]["two"]
     assert held["files"]["a"]["one"].sum() == 3 and held["files"]["b"]["x"][0] is weight
+
+
+def test_a_snapshot_which_every_iteration_takes_reads_nothing_from_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"env": "proxima/SyntheticQuadruped-v0", "rnn": "gru", "rnn_size": 8, "minibatch_size": 4}
+    trainer = trainer_of(**options, bptt_length=8)
+    trainer.iterate()
+
+    def read(*_: Any, **__: Any) -> None:
+        raise AssertionError("the host would wait for the device")
+
+    with monkeypatch.context() as patch:
+        for name in ("cpu", "numpy", "item", "tolist", "nonzero", "__bool__", "__float__", "__int__"):
+            patch.setattr(torch.Tensor, name, read)
+        boundary = saving.snapshot(trainer)
+    assert boundary is not None and boundary["files"]["training_state.pt"]["env"] is not None
+    trainer.close()
