@@ -193,8 +193,15 @@ class Learner(ABC):
         if optimizer.lr_schedule != "adaptive":
             self.learning_rate.fill_(scheduled(optimizer.lr_schedule, optimizer.learning_rate, progress))
 
-    def check_finite(self, updates: Mapping[str, Mapping[str, float]]) -> None:
-        """Raise a NonFiniteError if a weight, or a metric of one of the `updates` (by name), is infinite or NaN."""
+    def weights_are_finite(self) -> Tensor:
+        """A bool [] on the device."""
+        return torch.isfinite(self.state.param).all()
+
+    def check_finite(self, updates: Mapping[str, Mapping[str, float]], *, weights: bool | None = None) -> None:
+        """Raise a NonFiniteError if a weight, or a metric of one of the `updates` (by name), is infinite or NaN.
+
+        `weights`: `weights_are_finite`, if it was copied to the host with other numbers.
+        """
         for where, metrics in updates.items():
             for name, value in metrics.items():
                 # An fp16 gradient may overflow: its step is then skipped and the loss scale lowered.
@@ -203,7 +210,7 @@ class Learner(ABC):
                         f"the {name} became {value} in {where}: try a lower learning_rate or max_grad_norm, or check "
                         "the env's rewards."
                     )
-        if not bool(torch.isfinite(self.state.param).all()):
+        if not (bool(self.weights_are_finite()) if weights is None else weights):
             raise NonFiniteError("the update made a weight infinite or NaN: try a lower learning_rate.")
 
     # State -----------------------------------------------------------------------------------------------------------

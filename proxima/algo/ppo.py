@@ -135,7 +135,7 @@ class PPOLearner(Learner):
     # Update ----------------------------------------------------------------------------------------------------------
 
     def update(self, batch: Batch) -> dict[str, float]:
-        """All epochs over the batch; metrics are copied to the host at the end, or after each epoch if KL decides."""
+        """All epochs over the batch; metrics are copied to the host once, at the end. `target_kl` reads every epoch."""
         ppo, optimizer, rows = self.config.ppo, self.config.optimizer, batch.rows
         explained = explained_variance(rows.old_value, rows.return_)
         epochs: list[Tensor] = []
@@ -152,21 +152,25 @@ class PPOLearner(Learner):
             epochs.append(metrics)
             kl = metrics[self.step_metrics.index("approx_kl")]
             if optimizer.lr_schedule == "adaptive":
-                self.learning_rate.fill_(adapted(float(self.learning_rate), float(kl), optimizer.desired_kl))
+                self.learning_rate.copy_(adapted(self.learning_rate, kl, optimizer.desired_kl))
             if ppo.target_kl is not None and float(kl) > ppo.target_kl:
                 break
         return self._metrics(torch.stack(epochs), explained)
 
     def _metrics(self, epochs: Tensor, explained: Tensor) -> dict[str, float]:
-        """Means of the metrics over the epochs `[E, K]`; KL and clip fraction of the last one."""
-        host = [dict(zip(self.step_metrics, row, strict=True)) for row in epochs.tolist()]
-        self.check_finite({f"epoch {number} of the update": row for number, row in enumerate(host, start=1)})
+        """Means of the metrics over the epochs `[E, K]`, KL and clip fraction of the last one; one copy to the host."""
+        others = torch.stack((explained, self.learning_rate, self.weights_are_finite().float()))
+        others = torch.nn.functional.pad(others, (0, epochs.shape[1] - len(others)))  # [K]
+        *rows, (explained_variance, learning_rate, is_finite, *_) = torch.cat((epochs, others[None])).tolist()
+        host = [dict(zip(self.step_metrics, row, strict=True)) for row in rows]
+        updates = {f"epoch {number} of the update": row for number, row in enumerate(host, start=1)}
+        self.check_finite(updates, weights=bool(is_finite))
         metrics = {name: sum(row[name] for row in host) / len(host) for name in self.step_metrics if name != "loss"}
         # Those of the last epoch, which are closest to the change of the policy by the complete update.
         metrics |= {name: host[-1][name] for name in ("approx_kl", "clip_fraction")}
         return metrics | {
-            "explained_variance": float(explained),
-            "learning_rate": float(self.learning_rate),
+            "explained_variance": explained_variance,
+            "learning_rate": learning_rate,
             "epochs": float(len(host)),
         }
 

@@ -2,6 +2,9 @@
 
 import math
 
+import torch
+from torch import Tensor
+
 
 def scheduled(schedule: str, initial: float, progress: float) -> float:
     """The learning rate at `progress` (0 at the start, 1 at the end) of a schedule that is not adaptive."""
@@ -13,10 +16,12 @@ def scheduled(schedule: str, initial: float, progress: float) -> float:
     return initial
 
 
-def adapted(learning_rate: float, kl: float, desired_kl: float) -> float:
-    """The adaptive schedule: divide by 1.5 if the KL is above twice the desired one, multiply if below half of it."""
-    if kl > 2.0 * desired_kl:
-        return min(learning_rate, max(1e-5, learning_rate / 1.5))
-    if kl < 0.5 * desired_kl:
-        return max(learning_rate, min(1e-2, learning_rate * 1.5))
-    return learning_rate
+def adapted(learning_rate: Tensor, kl: Tensor, desired_kl: float) -> Tensor:
+    """The adaptive schedule: divide by 1.5 if the KL is above twice the desired one, multiply if below half of it.
+
+    Scalars on the device, in float64: no branch on the host, which would wait for the device in every epoch.
+    """
+    rate, kl = learning_rate.double(), kl.double()
+    lower = torch.minimum(rate, (rate / 1.5).clamp(min=1e-5))
+    higher = torch.maximum(rate, (rate * 1.5).clamp(max=1e-2))
+    return torch.where(kl > 2.0 * desired_kl, lower, torch.where(kl < 0.5 * desired_kl, higher, rate))

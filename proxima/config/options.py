@@ -9,7 +9,7 @@ import operator
 import struct
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, Union
@@ -34,16 +34,19 @@ def option(
     above: float | None = None,
     at_most: float | None = None,
     below: float | None = None,
+    words: Mapping[str, int] | None = None,
     resume: Resume = "reported",
     compared: bool = True,
 ) -> Any:
     """A dataclass field with its aliases and range.
 
-    `compared` is False where it does not affect what is learned: `proxima compare` groups runs that differ only there.
+    `words` are accepted for numbers: {"all": 0}. `compared` is False where it does not affect what is learned:
+    `proxima compare` groups runs that differ only there.
     """
     limits = {">=": at_least, ">": above, "<=": at_most, "<": below}
     bounds = {symbol: limit for symbol, limit in limits.items() if limit is not None}
-    metadata = {"aliases": tuple(aliases), "bounds": bounds, "resume": resume, "compared": compared}
+    metadata: dict[str, Any] = {"aliases": tuple(aliases), "bounds": bounds, "words": dict(words or {})}
+    metadata |= {"resume": resume, "compared": compared}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -59,6 +62,7 @@ class Option:
     default: Any
     aliases: tuple[str, ...]
     bounds: dict[str, float]
+    words: dict[str, int]
     resume: Resume
     compared: bool
     help: str
@@ -85,12 +89,19 @@ class Option:
         `source` names the origin of the value in error messages: a file, or the flag itself.
         """
         label = source if source.startswith("--") else f"{source}: {self.name}" if source else self.name
-        parsed = _convert(value, self.type, label)
+        parsed = self._from_words(value, label) if self.words else _convert(value, self.type, label)
         for number in parsed if isinstance(parsed, list) else [] if parsed is None else [parsed]:
             for symbol, limit in self.bounds.items():
                 if not _COMPARISONS[symbol](number, limit):
                     raise UsageError(f"{label} is {number:g}, but it must be {symbol} {limit:g}.")
         return parsed
+
+    def _from_words(self, value: Any, label: str) -> Any:
+        word = str(value).strip().lower()
+        try:
+            return self.words[word] if word in self.words else _convert(value, self.type, label)
+        except UsageError as error:
+            raise UsageError(f"{str(error).removesuffix('.')}, or {' or '.join(self.words)}.") from None
 
 
 def options_of(section: str, cls: type) -> list[Option]:

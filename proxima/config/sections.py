@@ -277,8 +277,8 @@ class CheckpointOptions:
     """Minutes between checkpoints; 0: not by time."""
     save_optimizer: bool = bookkeeping(True)
     """Also save optimizer and training state, which a resume needs; False: checkpoints for inference only."""
-    keep_checkpoints: int = bookkeeping(3, at_least=1)
-    """Number of newest checkpoints to keep, besides the one with the best return."""
+    keep_checkpoints: int = bookkeeping(3, at_least=0, words={"all": 0})
+    """Number of newest checkpoints to keep, besides the one with the best return; all or 0: every checkpoint."""
     save_replay: bool = bookkeeping(False)
     """Also save DQN's replay buffer (can be gigabytes); without it a resume refills the buffer and is not exact."""
     auto_resume: bool = bookkeeping(False)
@@ -307,7 +307,7 @@ class TrackOptions:
     """Write TensorBoard events to the run's tb/ folder."""
     progress: bool = bookkeeping(True)
     """Show a progress bar; without a terminal, print a line from time to time."""
-    log_every: int = bookkeeping(0, at_least=0)
-    """Iterations between printed tables of metrics; 0: only at the end."""
+    log_every: int = bookkeeping(0, aliases=["log_freq"], at_least=0)
+    """Iterations (not env steps) between printed tables of metrics; 0: only at the end. Files get every iteration."""
     quiet: bool = bookkeeping(False)
     """Show warnings and errors only: no progress, no tables, no summary."""

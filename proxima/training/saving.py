@@ -1,12 +1,19 @@
-"""Checkpoints of a run: their contents, when they are due, and how a run continues from one."""
+"""Checkpoints of a run: their contents, when they are due, and how a run continues from one.
+
+After every iteration the state is copied on its device, without waiting for it: a signal or an error in the middle of
+the next iteration saves that copy. If a checkpoint is due, the copy goes to the host, and a thread writes it to disk.
+"""
 
 import errno
 import logging
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from proxima.config import Config
 from proxima.envs.action_hold import Hold
@@ -27,10 +34,14 @@ Boundary = dict[str, Any]
 _LAST_SAVE_PAUSES = (0.2, 0.5, 1.0, 2.0)  # seconds
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _FULL_DISK_PAUSE = 0.3  # seconds
+_NOTICED_WAIT = 1.0  # seconds
 
 
 def snapshot(trainer: "Trainer") -> Boundary | None:
-    """A copy of everything that a checkpoint holds; None if the run saves none."""
+    """A copy of everything that a checkpoint holds, on the devices where it is; None if the run saves none.
+
+    It is taken in every iteration, and so must not wait for a GPU.
+    """
     config, source = trainer.config, trainer.source
     if not config.checkpoint.save_checkpoint:
         return None
@@ -85,23 +96,55 @@ def restore(trainer: "Trainer", path: Path) -> None:
 
 
 class Saver:
-    """Saves the checkpoints of one run folder."""
+    """Saves the checkpoints of one run folder, in the background or at once; at most one at a time."""
 
     def __init__(self, config: Config, run_dir: Path):
         self._config, self._run_dir = config, run_dir
         self.last: Path | None = None
-        """The last checkpoint."""
+        """The last complete checkpoint."""
         self.iteration: int | None = None
-        """Iterations of the last checkpoint."""
+        """Iterations of the last complete checkpoint."""
+        self._writing: _Background | None = None
+        self._has_warned = False
+
+    def save_in_background(self, boundary: Boundary | None) -> None:
+        """Copy the state to the host and write it in a thread; waits for the write before this one.
+
+        No checkpoint is skipped: the best one, and all that were asked for, exist however slow the disk is.
+        """
+        start = time.monotonic()
+        self.wait()
+        if (seconds := time.monotonic() - start) > _NOTICED_WAIT and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "Training waited %.1f s for a checkpoint that was still being written to %s: the next is due before "
+                "the disk has finished. Raise checkpoint_freq or checkpoint_minutes.",
+                seconds,
+                self._run_dir,
+            )
+        if boundary is not None and boundary["iteration"] != self.iteration:
+            self._writing = _Background(self._try_to_write, on_host(boundary))
 
     def save(self, boundary: Boundary | None, *, is_last: bool = False) -> Path | None:
-        """Write a checkpoint; if that fails, log a warning and let the run continue.
+        """Write a checkpoint after the one in the background; if that fails, log a warning and let the run continue.
 
         The last one is retried for some seconds, because no later one will replace it.
         """
-        if boundary is None or boundary["iteration"] == self.iteration:
-            return self.last
-        for pause in (*_LAST_SAVE_PAUSES, None) if is_last else (None,):
+        try:
+            self.wait()
+        finally:  # whatever became of the other one
+            if boundary is not None and boundary["iteration"] != self.iteration:
+                self._try_to_write(on_host(boundary), pauses=_LAST_SAVE_PAUSES if is_last else ())
+        return self.last
+
+    def wait(self) -> None:
+        """Until nothing is being written; raises what the write in the background raised, except an OSError."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.wait()
+
+    def _try_to_write(self, boundary: Boundary, *, pauses: tuple[float, ...] = ()) -> None:
+        for pause in (*pauses, None):
             try:
                 self._write(boundary)
                 break
@@ -116,11 +159,10 @@ class Saver:
                     error.strerror or error,
                     self.last or "none",
                 )
-        return self.last
 
     def _write(self, boundary: Boundary) -> None:
         """Write a checkpoint. If the disk stays full, delete the oldest that is not needed and try again."""
-        is_patient = True
+        is_patient, keep = True, self._config.checkpoint.keep_checkpoints
         while True:
             try:
                 self.last = checkpoint.save(self._run_dir, name=self._config.name, **boundary)
@@ -131,12 +173,34 @@ class Saver:
                 if is_patient:  # the disk may be full only for a moment
                     is_patient = False
                     time.sleep(_FULL_DISK_PAUSE)
-                elif not checkpoint.make_room(self._run_dir):
+                elif not keep or not checkpoint.make_room(self._run_dir):
                     raise
                 else:
                     is_patient = True
         self.iteration = boundary["iteration"]
-        checkpoint.prune(self._run_dir, keep=self._config.checkpoint.keep_checkpoints)
+        if keep:
+            checkpoint.prune(self._run_dir, keep=keep)
+
+
+class _Background:
+    """A call in a thread. It is not a daemon: a program that ends lets it finish."""
+
+    def __init__(self, function: Callable[[Boundary], None], boundary: Boundary):
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(function, boundary), name="checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until the call is over; raises what it raised."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self, function: Callable[[Boundary], None], boundary: Boundary) -> None:
+        try:
+            function(boundary)
+        except BaseException as error:
+            self._error = error
 
 
 class Due:
@@ -156,7 +220,23 @@ class Due:
         return by_step or by_time
 
 
-def copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copies on the CPU; a tensor with several names, as in a shared trunk, is copied and saved once."""
-    once = {(x.data_ptr(), x.shape): x.cpu().clone() for x in tensors.values()}
+def copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the same device; a tensor with several names, as in a shared trunk, is copied and saved once."""
+    once = {(x.data_ptr(), x.shape): x.clone() for x in tensors.values()}
     return {name: once[x.data_ptr(), x.shape] for name, x in tensors.items()}
+
+
+def on_host(boundary: Boundary) -> Boundary:
+    """The same state as a thread can write it while training goes on: on the CPU, and without functions.
+
+    The thread itself must not call the GPU: that would break a CUDA graph that is being captured.
+    """
+    moved: dict[int, Tensor] = {}
+    files = {name: content() if callable(content) else content for name, content in boundary["files"].items()}
+
+    def move(x: Tensor) -> Tensor:
+        if id(x) not in moved:  # a tensor with several names stays one
+            moved[id(x)] = x.cpu()
+        return moved[id(x)]
+
+    return {**boundary, "files": tree_map_only(Tensor, move, files)}

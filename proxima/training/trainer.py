@@ -108,7 +108,7 @@ class Trainer:
                         metrics |= clock.metrics(metrics)
                         tracker.write(metrics)
                         if due(self.source.global_step) or is_best:
-                            self.saver.save(boundary)
+                            self.saver.save_in_background(boundary)
                     signals.defer()  # the caller's code between two iterations is not interrupted
                     try:
                         yield metrics

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from proxima.algo.ppo import PPOLearner
 from proxima.config import load_config
@@ -181,6 +182,44 @@ def test_the_adaptive_learning_rate_moves() -> None:
     learner.set_progress(0.5)
     metrics = learner.update(learner.prepare(rollout))
     assert metrics["learning_rate"] < 9e-3
+
+
+class Reads(TorchDispatchMode):
+    """Counts what would make the host wait for a GPU: numbers read one by one, and sizes that depend on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "discrete"])
+def test_an_update_reads_nothing_from_the_device_before_its_metrics(kind: str) -> None:
+    """Of recurrent policies only compiled: eagerly, they divide sequences where episodes begin."""
+    action, options = KINDS[kind]
+    learner, rollout, _ = make(action, lr_schedule="adaptive", update_epochs=3, **options)
+    batch = learner.prepare(rollout)
+    with Reads() as reads:
+        learner.update(batch)
+    assert reads.count == 0
+
+
+def test_a_weight_that_is_infinite_is_named() -> None:
+    learner, rollout, _ = make()
+    batch = learner.prepare(rollout)
+    run_epoch = learner.run_epoch
+
+    def overflow(*args: Any) -> torch.Tensor:
+        metrics = run_epoch(*args)
+        learner.state.param[3] = torch.inf
+        return torch.zeros_like(metrics)
+
+    learner.run_epoch = overflow  # type: ignore[method-assign]
+    with pytest.raises(NonFiniteError, match="made a weight infinite or NaN"):
+        learner.update(batch)
 
 
 def test_advantages_are_recomputed_with_the_current_critic() -> None:

@@ -50,6 +50,10 @@ def test_the_key_env_is_a_section_or_an_id(tmp_path: Path) -> None:
         ("total_timesteps", "2M", 2_000_000),
         ("total_timesteps", "1.5e6", 1_500_000),
         ("total-timesteps", "2_000_000", 2_000_000),
+        ("total_timesteps", "15B", 15_000_000_000),
+        ("checkpoint_freq", "1M", 1_000_000),
+        ("checkpoint_freq", "2.5k", 2_500),
+        ("keep_checkpoints", "17", 17),
         ("hidden_sizes", "256,128", [256, 128]),
         ("hidden_sizes", ["256,128"], [256, 128]),
         ("hidden_sizes", ["256", "128"], [256, 128]),
@@ -70,6 +74,27 @@ def test_values_as_people_write_them(name: str, text: Any, value: Any) -> None:
     assert value in flat.values()
 
 
+LONG_RUN = """
+total_timesteps: 15B
+checkpoint_freq: 1M
+keep_checkpoints: all
+log_freq: 1k
+"""
+
+
+@pytest.mark.parametrize("text", [LONG_RUN, "checkpoint: {checkpoint_freq: 1M, keep_checkpoints: all}\nlog_freq: 1000"])
+def test_a_file_for_a_long_run(text: str, tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, text))
+    assert (config.checkpoint.checkpoint_freq, config.checkpoint.keep_checkpoints) == (1_000_000, 0)
+    assert config.track.log_every == 1000
+    assert config.run.total_timesteps == (15_000_000_000 if text is LONG_RUN else 1_000_000)
+
+
+@pytest.mark.parametrize("text", ["all", "ALL", 0, "0"])
+def test_all_checkpoints_are_kept_by_a_word_or_by_0(text: Any) -> None:
+    assert load_config(None, {"keep_checkpoints": text}).checkpoint.keep_checkpoints == 0
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -79,6 +104,9 @@ def test_values_as_people_write_them(name: str, text: Any, value: Any) -> None:
         ({"gamma": "nan"}, "must be a number"),
         ({"num_envs": 0}, "num_envs is 0, but it must be >= 1"),
         ({"num_envs": 1.5}, "must be a whole number"),
+        ({"keep_checkpoints": "some"}, "keep_checkpoints is 'some', but it must be a whole number, or all"),
+        ({"keep_checkpoints": -1}, "keep_checkpoints is -1, but it must be >= 0"),
+        ({"checkpoint_freq": "1Q"}, "checkpoint_freq is '1Q', but it must be a whole number"),
         ({"lr_schedule": "cosin"}, "Did you mean cosine"),
         ({"normalize_obs": "maybe"}, "must be True or False"),
         ({"env_kwargs": "3"}, "must be a mapping"),

@@ -8,6 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from proxima.runs import checkpoint
+
 SMALL = {
     "num_envs": 4,
     "num_threads": 1,  # tests run side by side
@@ -66,3 +70,22 @@ def wait_for_checkpoint(folder: Path, process: subprocess.Popen[str], count: int
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline, "no checkpoint came"
         time.sleep(0.01)
+
+
+def same(one: Any, two: Any) -> bool:
+    """Equality of states, bit for bit."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == two.dtype and torch.equal(one, two)
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(same(one[key], two[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(two) and all(same(a, b) for a, b in zip(one, two, strict=True))
+    return bool(one == two)
+
+
+def assert_same_end(one: Path, two: Path) -> None:
+    """Equality of all files of two checkpoints."""
+    names = {path.name for path in one.glob("*.pt")}
+    assert names == {path.name for path in two.glob("*.pt")} and names >= set(FILES)
+    for name in names:
+        assert same(checkpoint.read(one, name), checkpoint.read(two, name)), f"{name} differs"

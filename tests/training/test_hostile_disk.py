@@ -71,23 +71,26 @@ def test_a_disk_that_is_full_for_a_moment_costs_no_older_checkpoint(monkeypatch:
     assert set(before) < set(checkpoint.list_checkpoints(result.run_dir))
 
 
-def test_a_disk_that_stays_full_leaves_the_newest_and_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("keep", ["9", "all"])
+def test_a_disk_that_stays_full_leaves_the_newest_and_the_best(keep: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or everything, if that is what the run was told to keep."""
     monkeypatch.setattr(saving.time, "sleep", lambda _: None)
-    result = train(**CARTPOLE, total_timesteps=512, checkpoint_freq=128, keep_checkpoints=9)
+    result = train(**CARTPOLE, total_timesteps=512, checkpoint_freq=128, keep_checkpoints=keep)
     paths = checkpoint.list_checkpoints(result.run_dir)
     best = checkpoint.find(result.run_dir, best=True)
-    saver, boundary = saver_of(result.run_dir)
+    saver, boundary = saver_of(result.run_dir, keep_checkpoints=keep)
 
     def full(*_args: Any, **_kwargs: Any) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "save", full)
     assert saver.save(boundary) is None
-    assert set(checkpoint.list_checkpoints(result.run_dir)) == {paths[-1], best} and len(paths) == 4
+    left = set(paths) if keep == "all" else {paths[-1], best}
+    assert set(checkpoint.list_checkpoints(result.run_dir)) == left and len(paths) == 4
 
 
-def saver_of(run_dir: Path) -> tuple[saving.Saver, saving.Boundary]:
-    config = load_config(None, CARTPOLE)
+def saver_of(run_dir: Path, **options: Any) -> tuple[saving.Saver, saving.Boundary]:
+    config = load_config(None, CARTPOLE | options)
     trainer = Trainer(config)
     trainer.close()
     boundary = saving.snapshot(trainer)

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from proxima import train
 from proxima.envs.games.mario.rom import find_rom
 from proxima.runs import checkpoint
 from tests import probes
-from tests.training.runs import FILES, SMALL, flags, metrics, start, wait_for_checkpoint
+from tests.training.runs import SMALL, assert_same_end, flags, metrics, start, wait_for_checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -84,24 +83,6 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def probe_envs() -> None:
     probes.register()
-
-
-def same(one: Any, two: Any) -> bool:
-    """Equality of states, bit for bit."""
-    if isinstance(one, torch.Tensor):
-        return one.dtype == two.dtype and torch.equal(one, two)
-    if isinstance(one, dict):
-        return one.keys() == two.keys() and all(same(one[key], two[key]) for key in one)
-    if isinstance(one, list):
-        return len(one) == len(two) and all(same(a, b) for a, b in zip(one, two, strict=True))
-    return bool(one == two)
-
-
-def assert_same_end(one: Path, two: Path) -> None:
-    names = {path.name for path in one.glob("*.pt")}
-    assert names == {path.name for path in two.glob("*.pt")} and names >= set(FILES)
-    for name in names:
-        assert same(checkpoint.read(one, name), checkpoint.read(two, name)), f"{name} differs"
 
 
 @pytest.mark.parametrize("case", CASES)

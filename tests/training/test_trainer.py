@@ -80,6 +80,12 @@ def test_only_the_newest_checkpoints_are_kept_and_the_optimizer_can_be_left_out(
         train(resume_from=result.run_dir, total_timesteps=2000)
 
 
+def test_all_checkpoints_can_be_kept() -> None:
+    result = train(env="InvertedPendulum-v5", **small(total_timesteps=640, checkpoint_freq=1, keep_checkpoints="all"))
+    folders = checkpoint.list_checkpoints(result.run_dir)
+    assert [checkpoint.Checkpoint(folder).iteration for folder in folders] == [1, 2, 3, 4, 5]
+
+
 def test_a_config_made_in_python_trains() -> None:
     config = Config()
     config.env.env, config.run.total_timesteps, config.track.tensorboard = "CartPole-v1", 1, False
