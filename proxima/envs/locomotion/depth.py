@@ -17,8 +17,8 @@ from proxima.envs.locomotion.terrain import CELL, Terrain
 from proxima.errors import UsageError
 
 _MAX_VIEW, _MAX_FAR = 150.0, 20.0
-_CHUNK = {"cpu": 2**18, "cuda": 2**25}
-"""Crossings of rays and grid lines that are computed at once: fits the caches of a CPU; about 1 GB on a GPU."""
+_CHUNK = {"cpu": 2**21, "cuda": 2**25}
+"""Crossings of rays and lines of the map that are computed at once, in about 40 bytes each."""
 _TOLERANCE = 1e-6
 """Grid lines nearer to each other than this share of the far limit count as one."""
 
@@ -64,26 +64,23 @@ class CameraSettings:
 
 
 class _Rays(NamedTuple):
-    """Rays of a few cameras in cells of the map, as functions of the depth; [K, 1, 1] or [K, 1, P]."""
+    """Rays of a few cameras as functions of the depth."""
 
     start: Tensor
-    """[3, K, 1, 1]: where they start: x and y in cells from a corner of the camera's cell, height in metres."""
+    """`[3, K, 1, 1]`: x and y in cells from a corner of the camera's cell, height in metres."""
     slope: Tensor
-    """[3, K, 1, P]: change per metre of depth."""
+    """`[3, K, 1, P]`: change of these per metre of depth."""
     corner: Tensor
-    """[K, 1, 1] int32: index of that corner in the flat map."""
-
-    def at(self, depth: Tensor) -> Tensor:
-        return self.start + depth * self.slope
+    """`[K, 1, 1]` int32: index of that corner in the flat map."""
 
 
 class _Lines(NamedTuple):
     """Where rays cross a family of parallel lines of the map: its rows, its columns or the diagonals of its cells."""
 
     first: Tensor
-    """[K, 1, P]: depth of the first crossing."""
+    """`[K, 1, P]`: depth of the first crossing."""
     gap: Tensor
-    """[K, 1, P]: depth between two crossings."""
+    """`[K, 1, P]`: depth between two crossings."""
 
     def depth(self, index: Tensor) -> Tensor:
         return self.first + index * self.gap
@@ -128,13 +125,17 @@ class DepthCamera:
         padded = F.pad(terrain.heights.to(self.device, dtype)[None, None], size, mode="replicate")[0, 0]
         self._row, self._heights = padded.shape[1], padded.flatten()
         self._step = torch.arange(self._num_diagonals, device=self.device, dtype=torch.int32)[:, None]  # [M, 1]
-        # Crossings per camera.
-        self._work = self._num_diagonals * settings.height * settings.width
+        self._scale = torch.tensor([1.0 / CELL, 1.0 / CELL, 1.0], device=self.device, dtype=dtype)[:, None, None, None]
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Of an image: channels, height, width."""
         return 1, self.settings.height, self.settings.width
+
+    @property
+    def num_pixels(self) -> int:
+        """Random numbers that `degrade` needs per image."""
+        return self.settings.height * self.settings.width
 
     def render(self, position: Tensor, quaternion: Tensor) -> Tensor:
         """Images `[K, 1, H, W]` float32 from poses of the trunk, `[K, 3]` and `[K, 4]` (w, x, y, z).
@@ -142,12 +143,17 @@ class DepthCamera:
         Depth is clipped to near and far and divided by far: 1 is nothing within reach.
         """
         rotation = _rotation(quaternion.double())  # [K, 3, 3]
-        origin = torch.nan_to_num(position.double()) + rotation @ self._mount
-        slope = (rotation.to(self.dtype) @ self._directions).movedim(1, 0)  # [3, K, P]
+        origin = torch.nan_to_num(position.double()) + (rotation * self._mount).sum(-1)
+        # Not a matrix product, which rounds to TF32 on some GPUs, and depends on the number of cameras.
+        columns = rotation.to(self.dtype).permute(2, 1, 0)[..., None]  # [3, 3, K, 1]
+        slope = sum(
+            column * direction for column, direction in zip(columns, self._directions, strict=True)
+        )  # [3, K, P]
         if self.terrain is None:
             depth = _plane_depth(origin[:, 2:].to(self.dtype), slope[2])
         else:
-            count = max(1, _CHUNK.get(self.device.type, _CHUNK["cpu"]) // self._work)
+            work = self._num_diagonals * self.num_pixels
+            count = max(1, _CHUNK.get(self.device.type, _CHUNK["cpu"]) // work)
             parts = zip(origin.split(count), slope.split(count, 1), strict=True)
             depth = torch.cat([self._cast(self._rays(*part)) for part in parts])
         near, far = self.settings.near, self.settings.far
@@ -172,8 +178,7 @@ class DepthCamera:
         i, j = x.floor(), y.floor()
         start = torch.stack((x - i, y - j, origin[:, 2].clamp(-1e6, 1e6))).to(self.dtype)[..., None, None]
         index = (i.int() + self._margin) * self._row + j.int() + self._margin
-        scale = slope.new_tensor([1.0 / CELL, 1.0 / CELL, 1.0])[:, None, None]
-        return _Rays(start, (slope * scale)[:, :, None], index[:, None, None])
+        return _Rays(start, self._scale * slope[:, :, None], index[:, None, None])
 
     def _cast(self, rays: _Rays) -> Tensor:
         """Depth `[K, P]` of the ground; infinite where there is none before the far limit."""
@@ -184,15 +189,15 @@ class DepthCamera:
         diagonals = self._first_below(rays, x - y, dx - dy, along=0, strides=(-1, row + 1), count=self._num_diagonals)
         below = torch.minimum(torch.minimum(rows, columns), diagonals)  # [K, 1, P]
         end = below.clamp(max=far)
-        left = self._clearance(rays, end)
         before = torch.zeros_like(end)
         for start, slope in ((x, dx), (y, dy), (x - y, dx - dy)):
             before = torch.maximum(before, _last_before(_lines(start, slope)[0], end * (1.0 - _TOLERANCE)))
-        above = self._clearance(rays, before).clamp(min=0.0)
-        share = above / (above - left).clamp(min=1e-12)
-        hit = before + (end - before) * share.clamp(max=1.0)
-        depth = torch.where(left <= 0.0, hit, math.inf)
-        in_ground = self._clearance(rays, torch.zeros_like(end)) <= 0.0
+        over, under = (self._clearance(rays.start + depth * rays.slope, rays.corner) for depth in (before, end))
+        is_hit = (under <= 0.0) | (below < far)
+        over = over.clamp(min=0.0)
+        share = over / (over - under).clamp(min=1e-12)
+        depth = torch.where(is_hit, before + (end - before) * share.clamp(max=1.0), math.inf)
+        in_ground = self._clearance(rays.start, rays.corner) <= 0.0  # [K, 1, 1]
         return depth.masked_fill(in_ground, 0.0).squeeze(1)
 
     def _first_below(
@@ -217,13 +222,13 @@ class DepthCamera:
         below = (rays.start[2] + reached * rays.slope[2] <= ground) & (depth < far)
         return torch.where(below, depth, math.inf).amin(1, keepdim=True)
 
-    def _clearance(self, rays: _Rays, depth: Tensor) -> Tensor:
-        """Height `[K, 1, P]` of the ray above the ground at a depth; the triangles are those of `Terrain.height`."""
-        x, y, z = rays.at(depth)
+    def _clearance(self, point: Tensor, corner: Tensor) -> Tensor:
+        """Height of points `[3, K, 1, P]`, as in `_Rays`, above the ground; triangles as in `Terrain.height`."""
+        x, y, z = point
         i, j = x.floor(), y.floor()
         fx, fy = x - i, y - j
         row = self._row
-        index = (rays.corner + row * i.int() + j.int()).flatten()
+        index = (corner + row * i.int() + j.int()).flatten()
         h00, h01, h10, h11 = (
             self._heights.index_select(0, index + offset).view_as(x) for offset in (0, 1, row, row + 1)
         )
