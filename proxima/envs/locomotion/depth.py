@@ -17,10 +17,10 @@ from proxima.envs.locomotion.terrain import CELL, Terrain
 from proxima.errors import UsageError
 
 _MAX_VIEW, _MAX_FAR = 150.0, 20.0
-_CHUNK = {"cpu": 2**21, "cuda": 2**25}
-"""Crossings of rays and lines of the map that are computed at once, in about 40 bytes each."""
+_CHUNK = {"cpu": 2**18, "cuda": 2**25}
+"""Crossings of rays and lines of the map that are computed at once, in about 40 bytes each: fits a CPU's caches."""
 _TOLERANCE = 1e-6
-"""Grid lines nearer to each other than this share of the far limit count as one."""
+"""Lines nearer to each other than this share of their depth count as one."""
 
 
 @dataclass(frozen=True)
