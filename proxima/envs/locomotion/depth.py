@@ -146,9 +146,7 @@ class DepthCamera:
         origin = torch.nan_to_num(position.double()) + (rotation * self._mount).sum(-1)
         # Not a matrix product, which rounds to TF32 on some GPUs, and depends on the number of cameras.
         columns = rotation.to(self.dtype).permute(2, 1, 0)[..., None]  # [3, 3, K, 1]
-        slope = sum(
-            column * direction for column, direction in zip(columns, self._directions, strict=True)
-        )  # [3, K, P]
+        slope = sum(c * d for c, d in zip(columns, self._directions, strict=True))  # [3, K, P]
         if self.terrain is None:
             depth = _plane_depth(origin[:, 2:].to(self.dtype), slope[2])
         else:
@@ -157,7 +155,7 @@ class DepthCamera:
             parts = zip(origin.split(count), slope.split(count, 1), strict=True)
             depth = torch.cat([self._cast(self._rays(*part)) for part in parts])
         near, far = self.settings.near, self.settings.far
-        return (depth.clamp(near, far) / far).float().view(-1, *self.shape)
+        return (depth.clamp(near, far) / far).float().view(len(position), *self.shape)
 
     def degrade(self, image: Tensor, draw: Tensor) -> Tensor:
         """Images `[K, 1, H, W]` with noise and dropout, from numbers `[K, H * W]` that are uniform in [0, 1)."""

@@ -144,8 +144,10 @@ def test_near_and_far_clip_and_the_ground_hides_the_camera() -> None:
         camera = DepthCamera(CameraSettings(near=0.3, far=1.5), ground)
         image = camera.render(torch.tensor([[0.0, 0.0, 0.15]]), LEVEL)
         assert float(image.min()) == pytest.approx(0.2) and float(image.max()) == 1.0
-        buried = camera.render(torch.tensor([[0.0, 0.0, -9.0]]), LEVEL)
-        torch.testing.assert_close(buried, torch.full_like(buried, 0.2))
+        looks_up = DepthCamera(CameraSettings(near=0.3, far=1.5, pitch=-90.0), ground)
+        for eye, height in ((camera, -9.0), (looks_up, -0.3)):
+            buried = eye.render(torch.tensor([[0.0, 0.0, height]]), LEVEL)
+            torch.testing.assert_close(buried, torch.full_like(buried, 0.2))
 
 
 @pytest.mark.parametrize("place", [1e3, -1e30, math.inf, math.nan])
@@ -162,7 +164,9 @@ def test_any_pose_gives_an_image(place: float) -> None:
 def test_beyond_the_edge_the_ground_goes_on() -> None:
     ground = terrain("flat")
     camera = DepthCamera(CameraSettings(), ground)
-    inside, at_edge, outside = camera.render(torch.tensor([[0.0, 0.0, 0.4], [12.0, 0.0, 0.4], [20.0, 0.0, 0.4]]), LEVEL)
+    inside, at_edge, outside = camera.render(
+        torch.tensor([[0.0, 0.0, 0.4], [12.0, 0.0, 0.4], [20.0, 0.0, 0.4]]), LEVEL.repeat(3, 1)
+    )
     torch.testing.assert_close(inside, at_edge)
     torch.testing.assert_close(inside, outside)
 
@@ -174,6 +178,7 @@ def test_an_image_does_not_depend_on_its_neighbours_or_on_chunks(monkeypatch: py
     monkeypatch.setattr("proxima.envs.locomotion.depth._CHUNK", {"cpu": 1})
     assert torch.equal(camera.render(*pose), images)
     assert torch.equal(camera.render(pose[0][4:5], pose[1][4:5])[0], images[4])
+    assert camera.render(pose[0][:0], pose[1][:0]).shape == (0, 1, 8, 12)
 
 
 class HostTraffic(TorchDispatchMode):
