@@ -27,11 +27,11 @@ class EncoderOptions:
     use: Literal["all", "critic", "none"] = option("all")
     """Who sees the key: all, critic (only the critic), or none."""
     kernels: list[int] = option([], at_least=1)
-    """Of an image: size of each convolution. What is left out of kernels, strides and channels is the default's."""
+    """Of an image: size of each convolution; left out, those of Mnih et al. (2015)."""
     strides: list[int] = option([], at_least=1)
-    """Of an image: stride of each convolution."""
+    """Of an image: stride of each convolution; left out, 1 for kernels that are given, else those of Mnih et al."""
     channels: list[int] = option([], at_least=1, at_most=65_536)
-    """Of an image: channels of each convolution."""
+    """Of an image: channels of each convolution; left out, those of Mnih et al."""
     pool: list[int] = option([], at_least=1)
     """Of an image: size of the max pooling after the first convolution, or after each (1: none)."""
     activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = option("relu")
@@ -75,13 +75,13 @@ def conv_layers(shape: tuple[int, ...], encoder: EncoderOptions, where: str = "e
     """The convolutions of an image's encoder; a UsageError that begins with `where` if they do not fit."""
     default = nature_layers(shape)
     kernels = encoder.kernels or [layer.kernel for layer in default]
-    strides = encoder.strides or [layer.stride for layer in default]
+    strides = encoder.strides or ([1] * len(kernels) if encoder.kernels else [layer.stride for layer in default])
     channels = encoder.channels or [layer.channels for layer in default]
     count = len(kernels)
     if not count == len(strides) == len(channels):
         raise UsageError(
             f"{where}: kernels {kernels}, strides {strides} and channels {channels} differ in length: give each one "
-            "number per convolution (what is left out is the default's)."
+            "number per convolution (what is left out has a default)."
         )
     if len(encoder.pool) not in (0, 1, count):
         raise UsageError(

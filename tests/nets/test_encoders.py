@@ -92,6 +92,7 @@ def test_options_are_the_layers_in_their_order() -> None:
         ({"pool": 2, "strides": [2, 2, 1]}, 64 * 3 * 7),  # 58 x 87 -> 26 x 40 -> 13 x 20 -> 5 x 9 -> 3 x 7
         ({"channels": [8, 8, 16]}, 16 * 3 * 7),
         ({"strides": [2, 2, 2]}, 64 * 5 * 9),
+        ({"kernels": [9, 5, 3], "pool": [2, 2, 2]}, 64 * 4 * 7),  # -> 25 x 39 -> 10 x 17 -> 4 x 7
         ({"kernels": [3], "strides": [3], "channels": [4], "pool": [3]}, 4 * 6 * 9),
     ],
 )
@@ -136,7 +137,7 @@ def test_sequences_of_depth_images_are_what_was_acted_on(rnn: str) -> None:
         (
             "depth",
             {"kernels": [5, 3]},
-            r"depth: kernels \[5, 3\], strides \[4, 2, 1\] and channels .* differ in length",
+            r"depth: kernels \[5, 3\], strides \[1, 1\] and channels \[32, 64, 64\] differ in length",
         ),
         ("depth", PARKOUR | {"strides": [1]}, r"strides \[1\] and channels \[32, 64\] differ in length"),
         ("depth", PARKOUR | {"pool": [2, 2, 2]}, "pool has 3 numbers, but there are 2 convolutions"),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from proxima.config.nested import build
@@ -198,7 +199,7 @@ def test_nothing_synchronises_with_a_gpu(kind: str) -> None:
     started, draw = torch.rand(7) < 0.5, torch.rand(7, camera.num_pixels)
     with HostTraffic():
         for _ in range(6):
-            rows = frames.turn
+            rows = frames.turn()
             frames.take(pose[0][rows], pose[1][rows], draw[rows])
             frames.clear(started)
             frames.seen()
@@ -255,7 +256,7 @@ def walk(frames: DepthFrames, steps: int, *, first: int = 0) -> list[Tensor]:
     size = frames.seen().shape[0]
     seen = []
     for t in range(first, first + steps):
-        rows = frames.turn
+        rows = frames.turn()
         position = torch.zeros(size, 3)
         position[:, 2] = 0.2 + 0.01 * t + 0.1 * torch.arange(size)
         frames.take(position[rows], LEVEL.repeat(size, 1)[rows])
@@ -303,6 +304,26 @@ def test_a_state_goes_on_to_the_same_images() -> None:
     for _ in range(2):  # the state itself does not change
         other.set_state(state)
         assert all(torch.equal(one, two) for one, two in zip(walk(other, 7, first=7), expected, strict=True))
+
+
+def test_a_recorded_step_goes_on_like_a_computed_one() -> None:
+    """As in a CUDA graph, where only tensors change between two replays."""
+    recorded, computed = (new_frames(7, every=3, delay=1) for _ in range(2))
+
+    def step(frames: DepthFrames, height: Tensor, started: Tensor) -> Tensor:
+        rows = frames.turn()
+        place = torch.zeros(7, 2)
+        frames.take(torch.cat((place, height[:, None]), 1)[rows], LEVEL.repeat(7, 1)[rows])
+        frames.clear(started)
+        return frames.seen()
+
+    generator = torch.Generator().manual_seed(0)
+    heights = 0.2 + torch.rand(20, 7, generator=generator)
+    started = torch.rand(20, 7, generator=generator) < 0.05
+    expected = [step(computed, *now) for now in zip(heights, started, strict=True)]
+    replay = make_fx(lambda height, start: step(recorded, height, start))(heights[0], started[0])
+    for t in range(1, 20):
+        assert torch.equal(replay(heights[t], started[t]), expected[t])
 
 
 def test_fewer_robots_than_turns() -> None:
