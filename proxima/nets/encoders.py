@@ -1,6 +1,7 @@
 """Encoders: modules that map one observation key to features."""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -45,41 +46,81 @@ class MLP(nn.Sequential):
         self.out_features = inputs
 
 
+class ConvLayer(NamedTuple):
+    """A convolution, then max pooling."""
+
+    channels: int
+    """Of its output."""
+    kernel: int
+    stride: int
+    pool: int = 1
+    """Size and stride of the pooling; 1 is none."""
+    padding: int = 0
+
+    def pixels(self, before: int) -> int:
+        """Pixels of its output along an axis; below 1 if its input is too small."""
+        return ((before + 2 * self.padding - self.kernel) // self.stride + 1) // self.pool
+
+
+def nature_layers(shape: tuple[int, ...]) -> list[ConvLayer]:
+    """The convolutions of Mnih et al. (2015); images under 36 x 36 pixels get smaller kernels."""
+    _, height, width = image_axes(shape)
+    if min(height, width) < 36:
+        return [ConvLayer(32, 3, 2, padding=1), ConvLayer(64, 3, 2, padding=1), ConvLayer(64, 3, 1, padding=1)]
+    return [ConvLayer(32, 8, 4), ConvLayer(64, 4, 2), ConvLayer(64, 3, 1)]
+
+
 class CNN(nn.Module):
-    """Three convolutions and a linear layer (Mnih et al. 2015); images under 36 x 36 pixels get smaller kernels.
+    """Convolutions and a linear layer, each followed by the activation.
 
     Channels may come first or last: the shorter outer axis is the channels. Bytes are scaled to 0..1, floats are not.
     """
 
-    def __init__(self, shape: tuple[int, ...], *, features: int, orthogonal: bool):
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        layers: Sequence[ConvLayer],
+        *,
+        features: int,
+        activation: str = "relu",
+        orthogonal: bool,
+    ):
         super().__init__()
-        self.channels_last = shape[-1] < shape[0]
-        height, width, channels = shape if self.channels_last else (shape[1], shape[2], shape[0])
-        small = min(height, width) < 36
-        kernels = [(3, 2), (3, 2), (3, 1)] if small else [(8, 4), (4, 2), (3, 1)]
-        example = torch.zeros(1, channels, height, width)
-        layers: list[nn.Module] = []
-        for (kernel, stride), out in zip(kernels, (32, 64, 64), strict=True):
-            conv = nn.Conv2d(channels, out, kernel, stride, padding=1 if small else 0)
+        self.channels_last = _channels_last(shape)
+        channels, height, width = image_axes(shape)
+        modules: list[nn.Module] = []
+        for layer in layers:
+            conv = nn.Conv2d(channels, layer.channels, layer.kernel, layer.stride, padding=layer.padding)
             init_layer(conv, gain=2**0.5, orthogonal=orthogonal)
-            layers += [conv, nn.ReLU()]
-            channels = out
-        self.convolutions = nn.Sequential(*layers, nn.Flatten())
-        with torch.no_grad():
-            flat = self.convolutions(example).shape[1]
-        self.linear = nn.Linear(flat, features)
+            pooling = [nn.MaxPool2d(layer.pool)] if layer.pool > 1 else []
+            modules += [conv, *pooling, ACTIVATIONS[activation]()]
+            channels, height, width = layer.channels, layer.pixels(height), layer.pixels(width)
+        self.convolutions = nn.Sequential(*modules, nn.Flatten())
+        self.linear = nn.Linear(channels * height * width, features)
         init_layer(self.linear, gain=2**0.5, orthogonal=orthogonal)
+        self.activation = ACTIVATIONS[activation]()
         self.out_features = features
 
     def forward(self, image: Tensor) -> Tensor:
-        """`[B, *shape]` uint8 to `[B, features]`."""
+        """`[B, *shape]`, bytes or floats, to `[B, features]`."""
         pixels = image.float() * (1.0 / 255.0) if image.dtype == torch.uint8 else image
         if self.channels_last:
             pixels = pixels.movedim(-1, -3)
         # In this memory format the backward pass of the convolutions takes a third less time.
-        return torch.relu(self.linear(self.convolutions(pixels.contiguous(memory_format=torch.channels_last))))
+        pixels = pixels.contiguous(memory_format=torch.channels_last)
+        features: Tensor = self.activation(self.linear(self.convolutions(pixels)))
+        return features
 
 
 def is_image(shape: tuple[int, ...]) -> bool:
     """Three axes, two of them at least 8 pixels long."""
     return len(shape) == 3 and sorted(shape)[1] >= 8
+
+
+def image_axes(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Channels, height and width of an image."""
+    return (shape[2], shape[0], shape[1]) if _channels_last(shape) else (shape[0], shape[1], shape[2])
+
+
+def _channels_last(shape: tuple[int, ...]) -> bool:
+    return shape[-1] < shape[0]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from proxima.config.options import Option, nearest, option, options_of
 from proxima.config.sections import PolicyOptions
 from proxima.errors import UsageError
-from proxima.nets.encoders import CNN, MLP, is_image
+from proxima.nets.encoders import CNN, MLP, ConvLayer, image_axes, is_image, nature_layers
 from proxima.nets.rnn import RNN
 from proxima.nets.spec import ObsSpec
 
@@ -26,8 +26,21 @@ class EncoderOptions:
     """Layers of its MLP, which follows the convolutions of an image."""
     use: Literal["all", "critic", "none"] = option("all")
     """Who sees the key: all, critic (only the critic), or none."""
+    kernels: list[int] = option([], at_least=1)
+    """Of an image: size of each convolution; left out, those of Mnih et al. (2015)."""
+    strides: list[int] = option([], at_least=1)
+    """Of an image: stride of each convolution; left out, 1 for kernels that are given, else those of Mnih et al."""
+    channels: list[int] = option([], at_least=1, at_most=65_536)
+    """Of an image: channels of each convolution; left out, those of Mnih et al."""
+    pool: list[int] = option([], at_least=1)
+    """Of an image: size of the max pooling after the first convolution, or after each (1: none)."""
+    activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = option("relu")
+    """Of an image: activation function of the convolutions and of the features."""
+    features: int | None = option(None, at_least=1, at_most=65_536)
+    """Of an image: outputs of the linear layer after the convolutions. None: cnn_features."""
 
 
+_FOR_IMAGES = ("kernels", "strides", "channels", "pool", "activation", "features")
 _FIELDS: dict[str, Option] = {opt.name: opt for opt in options_of("encoders", EncoderOptions)}
 
 
@@ -45,19 +58,58 @@ def encoder_options(encoders: Mapping[str, Any], obs: Mapping[str, ObsSpec]) -> 
         for name, value in given.items():
             if name not in _FIELDS:
                 raise UsageError(f"{where}: there is no option {name!r}.{nearest(str(name), _FIELDS)}")
+            if name in _FOR_IMAGES and not is_image(obs[key].shape):
+                raise UsageError(
+                    f"{where}: {name} is for images, but {key} has shape {obs[key].shape}: leave it out; widths are "
+                    "the layers of its MLP."
+                )
             setattr(found[key], name, _FIELDS[name].parse(value, source=where))
+        if is_image(obs[key].shape):
+            conv_layers(obs[key].shape, found[key], where)
     if all(encoder.use != "all" for encoder in found.values()):
         raise UsageError("encoders leave the actor nothing to see: give at least one key the use all.")
     return found
+
+
+def conv_layers(shape: tuple[int, ...], encoder: EncoderOptions, where: str = "encoders") -> list[ConvLayer]:
+    """The convolutions of an image's encoder; a UsageError that begins with `where` if they do not fit."""
+    default = nature_layers(shape)
+    kernels = encoder.kernels or [layer.kernel for layer in default]
+    strides = encoder.strides or ([1] * len(kernels) if encoder.kernels else [layer.stride for layer in default])
+    channels = encoder.channels or [layer.channels for layer in default]
+    count = len(kernels)
+    if not count == len(strides) == len(channels):
+        raise UsageError(
+            f"{where}: kernels {kernels}, strides {strides} and channels {channels} differ in length: give each one "
+            "number per convolution (what is left out has a default)."
+        )
+    if len(encoder.pool) not in (0, 1, count):
+        raise UsageError(
+            f"{where}: pool has {len(encoder.pool)} numbers, but there are {count} convolutions: give one number for "
+            f"the first of them, or {count}."
+        )
+    pool = [*encoder.pool, *[1] * (count - len(encoder.pool))]
+    padding = 0 if encoder.kernels else default[0].padding
+    layers = [ConvLayer(*layer, padding=padding) for layer in zip(channels, kernels, strides, pool, strict=True)]
+    _, height, width = image_axes(shape)
+    for index, layer in enumerate(layers, 1):
+        smaller = layer.pixels(height), layer.pixels(width)
+        if min(smaller) < 1:
+            raise UsageError(
+                f"{where}: convolution {index} (kernel {layer.kernel}, stride {layer.stride}, pool {layer.pool}) gets "
+                f"{height} x {width} pixels, which is too small: use smaller kernels, strides or pool."
+            )
+        height, width = smaller
+    return layers
 
 
 class Encoders(nn.ModuleList):
     """Encodes keys and joins them to one vector: a CNN for images, then the key's own MLP."""
 
     def __init__(self, obs: dict[str, ObsSpec], encoders: dict[str, EncoderOptions], options: PolicyOptions):
-        super().__init__(_encoder(o, encoders[key].widths, options) for key, o in obs.items())
+        super().__init__(_encoder(o, encoders[key], options) for key, o in obs.items())
         self.keys_taken = list(obs)
-        self.out_features = sum(_features(o, encoders[key].widths, options) for key, o in obs.items())
+        self.out_features = sum(_features(o, encoders[key], options) for key, o in obs.items())
 
     def forward(self, obs: Obs) -> Tensor:
         """`[B, *shape]` per key to `[B, features]`."""
@@ -101,18 +153,22 @@ class Trunk(nn.Module):
         return self.rnn.step(x, x.new_zeros(len(x), self.state_size) if state is None else state)
 
 
-def _encoder(spec: ObsSpec, widths: list[int], options: PolicyOptions) -> nn.Module:
+def _encoder(spec: ObsSpec, encoder: EncoderOptions, options: PolicyOptions) -> nn.Module:
     orthogonal = options.orthogonal_init
     first: nn.Module = nn.Flatten(1)
     if is_image(spec.shape):
-        first = CNN(spec.shape, features=options.cnn_features, orthogonal=orthogonal)
-    if not widths:
+        layers, features = conv_layers(spec.shape, encoder), _first_features(spec, encoder, options)
+        first = CNN(spec.shape, layers, features=features, activation=encoder.activation, orthogonal=orthogonal)
+    if not encoder.widths:
         return first
-    inputs = _features(spec, [], options)
-    return nn.Sequential(first, MLP(inputs, widths, activation=options.activation, orthogonal=orthogonal))
+    inputs = _first_features(spec, encoder, options)
+    return nn.Sequential(first, MLP(inputs, encoder.widths, activation=options.activation, orthogonal=orthogonal))
 
 
-def _features(spec: ObsSpec, widths: list[int], options: PolicyOptions) -> int:
-    if widths:
-        return widths[-1]
-    return options.cnn_features if is_image(spec.shape) else math.prod(spec.shape)
+def _first_features(spec: ObsSpec, encoder: EncoderOptions, options: PolicyOptions) -> int:
+    """Inputs of the key's MLP."""
+    return (encoder.features or options.cnn_features) if is_image(spec.shape) else math.prod(spec.shape)
+
+
+def _features(spec: ObsSpec, encoder: EncoderOptions, options: PolicyOptions) -> int:
+    return encoder.widths[-1] if encoder.widths else _first_features(spec, encoder, options)

@@ -35,6 +35,7 @@ KINDS: dict[str, tuple[ActionSpec, dict[str, Any]]] = {
         {"rnn": "lstm", "distribution": "beta", **SEQUENCES, "minibatch_size": 2, "bptt_length": 16},
     ),
 }
+POOLED = {"image": {"kernels": [4, 3], "strides": [1, 1], "channels": [8, 8], "pool": 2, "features": 16}}
 IMAGE = {"image": ObsSpec((12, 12, 3), "uint8"), "state": ObsSpec((4,), "float32")}
 
 
@@ -102,9 +103,10 @@ def test_the_first_ratio_is_one(kind: str) -> None:
     assert abs(metrics["approx_kl"]) < 1e-9 and metrics["clip_fraction"] == 0.0
 
 
+@pytest.mark.parametrize("encoders", [{}, POOLED])
 @pytest.mark.parametrize("rnn", [{}, {"rnn": "gru", **SEQUENCES, "bptt_length": 4}])
-def test_the_first_ratio_is_one_with_images(rnn: dict[str, Any]) -> None:
-    learner, rollout, _ = make(obs=IMAGE, **rnn)
+def test_the_first_ratio_is_one_with_images(rnn: dict[str, Any], encoders: dict[str, Any]) -> None:
+    learner, rollout, _ = make(obs=IMAGE, encoders=encoders, **rnn)
     metrics = first_metrics(learner, rollout)
     assert abs(metrics["approx_kl"]) < 1e-9 and metrics["clip_fraction"] == 0.0
 
@@ -290,6 +292,7 @@ COMPILED = {kind: case for kind, case in KINDS.items() if "rnn" not in case[1]} 
     "two GRUs, padded": (BOX, {"rnn": "gru", "share_trunk": "off", **SEQUENCES, "bptt_length": 3}),
     "lstm, discrete": (DISCRETE, {"rnn": "lstm", "rnn_layers": 2, **SEQUENCES, "bptt_length": 2}),
     "images and more": (DISCRETE, {"obs": IMAGE}),
+    "pooled images, gru": (BOX, {"obs": IMAGE, "encoders": POOLED, "rnn": "gru", **SEQUENCES, "bptt_length": 2}),
     "shared": (BOX, {"share_trunk": "on", "minibatch_size": 15}),  # minibatches of two sizes
 }
 

@@ -47,6 +47,15 @@ CASES: dict[str, tuple[dict[str, spaces.Box], spaces.Space, dict[str, Any]]] = {
         spaces.MultiBinary((2, 2)),
         {"share_trunk": "off"},
     ),
+    "depth, with an encoder of its own": (
+        {"depth": spaces.Box(0.0, 1.0, (1, 29, 43)), "state": VECTOR},
+        spaces.Box(-1.0, 1.0, (2,)),
+        {
+            "encoders": {
+                "depth": {"kernels": [5, 3], "strides": [1, 2], "channels": [4, 8], "pool": 2, "activation": "tanh"}
+            }
+        },
+    ),
     # Names that the exporter gives to parts of the graph, and that of the output.
     "dictionary": (
         {

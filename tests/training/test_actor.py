@@ -25,6 +25,15 @@ CASES: dict[str, tuple[dict[str, ObsSpec], ActionSpec, dict[str, Any]]] = {
     "beta": (VECTOR, BOX, {"distribution": "beta"}),
     "multi_binary": (VECTOR, ActionSpec("multi_binary", (3,)), {}),
     "images and more": (TWO, ActionSpec("multi_discrete", (3, 2)), {}),
+    "depth, pooled, gru": (
+        {"depth": ObsSpec((1, 20, 24), "float32"), "state": ObsSpec((4,), "float32")},
+        BOX,
+        {
+            "rnn": "gru",
+            "rnn_size": 8,
+            "encoders": {"depth": {"kernels": [5, 3], "strides": [1, 1], "channels": [4, 8], "pool": 2}},
+        },
+    ),
     "gru": (VECTOR, BOX, {"rnn": "gru", "rnn_size": 8}),
     "two lstms, discrete": (
         VECTOR,
