@@ -129,7 +129,8 @@ def make_env(
             if getattr(creator, "has_threads", False):
                 options["num_threads"] = num_threads
             try:
-                world: VecEnv = creator(**(env_kwargs or {}), **options)
+                hidden = getattr(creator, "picture_keywords", ())  # of the single env that is drawn
+                world: VecEnv = creator(**{k: x for k, x in (env_kwargs or {}).items() if k not in hidden}, **options)
             except TypeError as error:
                 raise UsageError(f"cannot build env {spec.id!r}: {error}") from error
             return world

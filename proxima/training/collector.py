@@ -327,7 +327,10 @@ class Collector:
         self.policy_steps = ours["policy_steps"] if "policy_steps" in ours else ours["decision_count"]
         self.episodes.set_state(ours["episodes"])
         self.in_old_episodes = self._restore_envs(state)
-        self._now = ours["obs"] if self.in_old_episodes else self.env.reset(new_episodes_seed)
+        if self.in_old_episodes:
+            self._now = {key: x.to(self.env.device) for key, x in ours["obs"].items()}
+        else:
+            self._now = self.env.reset(new_episodes_seed)
         for current, saved in zip(self._state, ours.get("recurrent_state", ours.get("memory")), strict=True):
             current.copy_(saved if self.in_old_episodes else torch.zeros_like(saved))
         return different

@@ -136,5 +136,5 @@ def test_the_student_of_phase_2_sees_depth_and_its_sizes_are_in_one_section() ->
     assert config.validate_algorithm() == []
     assert (config.algorithm.algorithm, config.env.env) == ("distillation", "proxima/Quadruped-v0")
     assert config.policy.encoders["scandots"] == {"use": "none"} and "depth" in config.policy.encoders
-    assert (config.ppo.num_steps, config.sequence_length, config.num_minibatches) == (120, 24, 10)
+    assert (config.ppo.num_steps, config.sequence_length, config.num_minibatches) == (24, 24, 4)
     assert config.distill.teacher_share == [0.0]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from proxima.envs.catalog import TENSOR_WORLDS
 from proxima.envs.contract import Obs
-from proxima.envs.tensor_env import TensorVecEnv, World
+from proxima.envs.tensor_env import SingleEnv, TensorVecEnv, World
 
 SYNTHETIC = "toy/SyntheticQuadruped-v0"
 JOINTS, SCANDOTS = 12, 132
@@ -80,5 +80,10 @@ class SyntheticQuadruped(TensorVecEnv):
         }
 
 
+def single(**options: Any) -> SingleEnv:
+    """One of them for Gymnasium."""
+    return SingleEnv(SyntheticQuadruped(**options))
+
+
 TENSOR_WORLDS[SYNTHETIC] = f"{__name__}:SyntheticQuadruped"
-gym.register(SYNTHETIC, "proxima.envs.tensor_env:single", max_episode_steps=1000, kwargs={"env_id": SYNTHETIC})
+gym.register(SYNTHETIC, f"{__name__}:single", max_episode_steps=1000)

@@ -132,9 +132,9 @@ def test_other_worlds_have_no_aux() -> None:
     ("world", "lengths", "options", "observations"),
     [
         (Count, None, {}, 12 + 3),
-        (NeverAsks, None, {}, 12 + 3),  # all at the same step, and only the time limit ends them, so the host knows
+        (NeverAsks, None, {}, 24),
         (NeverAsks, [9, 9, 9], {}, 24),
-        (NeverAsks, None, {"spread_episodes": True}, 24 - 1),
+        (NeverAsks, None, {"spread_episodes": True}, 24),
         (Count, None, {"spread_episodes": True}, 12 + 9),
     ],
 )

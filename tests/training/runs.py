@@ -80,7 +80,7 @@ def same(one: Any, two: Any) -> bool:
         return one.keys() == two.keys() and all(same(one[key], two[key]) for key in one)
     if isinstance(one, list):
         return len(one) == len(two) and all(same(a, b) for a, b in zip(one, two, strict=True))
-    return bool(one == two)
+    return bool(one == two) or (one != one and two != two)  # NaN of an episode that did not report a number
 
 
 def assert_same_end(one: Path, two: Path) -> None:

@@ -164,6 +164,8 @@ def test_a_process_killed_during_a_write_leaves_no_half_checkpoint(tmp_path: Pat
 import os, signal, time
 from proxima import train
 from proxima.runs import checkpoint, files
+from tests.envs.synthetic_quadruped import SYNTHETIC
+from tests.envs.synthetic_quadruped import SYNTHETIC
 real, count = files._fsync, iter(range(1000))
 def fsync(path):
     real(path)
@@ -192,7 +194,7 @@ def test_a_copy_is_no_view_and_a_tensor_with_two_names_stays_one() -> None:
 
 
 def test_a_snapshot_which_every_iteration_takes_reads_nothing_from_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {"env": "proxima/SyntheticQuadruped-v0", "rnn": "gru", "rnn_size": 8, "minibatch_size": 4}
+    options = {"env": SYNTHETIC, "rnn": "gru", "rnn_size": 8, "minibatch_size": 4}
     trainer = trainer_of(**options, bptt_length=8)
     trainer.iterate()
 

@@ -17,6 +17,7 @@ from proxima.envs.episodes import EpisodicVecEnv
 from proxima.envs.hashed_random import hash32, hashed_uniform
 from proxima.envs.locomotion import settings as options
 from proxima.envs.locomotion.curriculum import GOOD_TRACKING, BySuccess, by_distance
+from proxima.envs.locomotion.mirror import quadruped_mirror
 from proxima.envs.locomotion.rewards import TERMS, Transition, needs_feet, reward
 from proxima.envs.locomotion.robot import (
     FOOT_RADIUS,
@@ -29,7 +30,7 @@ from proxima.envs.locomotion.robot import (
     build_model,
     foot_places,
 )
-from proxima.envs.locomotion.senses import Senses
+from proxima.envs.locomotion.senses import SCAN_Y, Senses
 from proxima.envs.locomotion.terrain import Terrain, make_terrain
 from proxima.envs.locomotion.variation import NUM_DRAWS, NUM_TRAITS, VARYING, vary
 from proxima.envs.physics.cpu import CpuPhysics
@@ -46,7 +47,8 @@ class Quadruped(EpisodicVecEnv):
     """A robot dog with 12 joints that follows velocity commands over terrain.
 
     Observation: `proprioception` (45: linear and angular velocity, gravity, joint angles and velocities, last action),
-    `scandots` (132: ground below, on a grid ahead), `commands` (3). Action: 12 joint targets around the stance.
+    `scandots` (132: ground below, on a grid ahead), `commands` (3); by settings also `depth` and `privileged`. Action:
+    12 joint targets around the stance.
 
     Args:
         num_threads: Threads of MuJoCo on the CPU; None is all cores.
@@ -58,6 +60,7 @@ class Quadruped(EpisodicVecEnv):
     """
 
     has_threads = True
+    picture_keywords = ("width", "height", "draw_scandots")
 
     def __init__(
         self,
@@ -90,6 +93,7 @@ class Quadruped(EpisodicVecEnv):
         self._make_constants()
         self._make_state()
         self.observation_space = self.senses.space
+        self.mirror = quadruped_mirror(self.observation_space, scan_width=SCAN_Y[2])
         self.action_space = spaces.Box(-np.inf, np.inf, (JOINTS,), np.float32)
 
     def _make_physics(self, num_threads: int | None) -> Physics:
@@ -200,6 +204,7 @@ class Quadruped(EpisodicVecEnv):
         world["start"] = torch.where(rows, place, world["start"])
         world["foot"] = torch.where(rows[..., None], self._feet()[..., :2], world["foot"])
         world["command"] = torch.where(rows, self._new_command(draw[:, _COMMAND:]), world["command"])
+        self.senses.forget(started)
 
     def _choose_tiles(self, started: Tensor, draw: Tensor) -> None:
         """Column and level of the robots that start an episode."""
@@ -251,6 +256,7 @@ class Quadruped(EpisodicVecEnv):
             for name, old in before.items():
                 rows = moving.view(-1, *[1] * (old.ndim - 1))
                 self._world[name] = torch.where(rows, self._world[name], old)
+        self.senses.take_images(self._hashed, self._episode, self.episode_length)
         return total, step.fell
 
     def _move(self, action: Tensor, moving: Tensor | None) -> None:
@@ -394,10 +400,11 @@ class Quadruped(EpisodicVecEnv):
     def _get_world(self) -> dict[str, Any]:
         own = {"seeds": self._seeds, "traits": self._traits, "latency": self._latency}
         tensors = {name: x.clone() for name, x in (self._tensors() | own).items()}
-        return {"physics": self.physics.get_state(), "tensors": tensors}
+        return {"physics": self.physics.get_state(), "senses": self.senses.get_state(), "tensors": tensors}
 
     def _set_world(self, state: dict[str, Any]) -> Obs:
         self.physics.set_state(state["physics"])
+        self.senses.set_state(state["senses"])
         tensors = {name: x.to(self.device, copy=True) for name, x in state["tensors"].items()}
         self._set_tensors(tensors)
         self._seeds, self._traits, self._latency = tensors["seeds"], tensors["traits"], tensors["latency"]

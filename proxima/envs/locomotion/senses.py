@@ -1,4 +1,6 @@
-"""What the robots observe: proprioception, scandots, commands, and what only a simulator knows."""
+"""What the robots observe: proprioception, scandots, depth, commands, and what only a simulator knows."""
+
+from typing import Any
 
 import numpy as np
 import torch
@@ -6,6 +8,9 @@ from gymnasium import spaces
 from torch import Tensor
 
 from proxima.envs.contract import Obs
+from proxima.envs.hashed_random import hashed_uniform
+from proxima.envs.locomotion.depth import DepthCamera
+from proxima.envs.locomotion.depth_frames import DepthFrames
 from proxima.envs.locomotion.robot import JOINTS, NOMINAL_HEIGHT, STANCE, Motion, Sensors
 from proxima.envs.locomotion.settings import QuadrupedSettings
 from proxima.envs.locomotion.terrain import Terrain
@@ -20,6 +25,8 @@ _SCALE = [2.0] * 3 + [0.25] * 3 + [1.0] * 3 + [1.0] * JOINTS + [0.05] * JOINTS
 _NOISE = [0.1] * 3 + [0.2] * 3 + [0.05] * 3 + [0.01] * JOINTS + [1.5] * JOINTS
 _HEIGHT_SCALE, _HEIGHT_NOISE = 2.5, 0.1
 _SENSED = len(_SCALE)
+_IMAGE_DRAWS = 2**16
+"""The first column of the random numbers of images, far from those of everything else."""
 
 
 class Senses:
@@ -39,6 +46,10 @@ class Senses:
         if settings.privileged:
             sizes["privileged"] = 3 + 4 + NUM_TRAITS + NUM_SCANDOTS
         boxes = {key: spaces.Box(-np.inf, np.inf, (size,), np.float32) for key, size in sizes.items()}
+        self.frames: DepthFrames | None = None
+        if settings.camera is not None:
+            self.frames = DepthFrames(DepthCamera(settings.camera, terrain, device), physics.num_worlds)
+            boxes["depth"] = spaces.Box(0.0, 1.0, self.frames.camera.shape, np.float32)
         self.space = spaces.Dict(boxes)
         heights = NUM_SCANDOTS if terrain is not None else 0
         self.num_draws = _SENSED + heights if settings.randomise.noise else 0
@@ -75,7 +86,34 @@ class Senses:
         if self.settings.privileged:
             truth = (motion.velocity * self._scale[:3], self.sensors.touching, traits)
             obs["privileged"] = torch.cat((*truth, _scaled(heights)), 1).float()
+        if self.frames is not None:
+            obs["depth"] = self.frames.seen()
         return obs
+
+    def take_images(self, hashed_seeds: Tensor, episode: Tensor, step: Tensor) -> None:
+        """Images of the robots whose turn it is; the arguments, `[N]` each, are those of `hashed_uniform`."""
+        if self.frames is None:
+            return
+        rows, draw = self.frames.turn(), None
+        if self.settings.randomise.noise:
+            pixels = self.frames.camera.num_pixels
+            draw = hashed_uniform(hashed_seeds[rows], episode[rows], step[rows], pixels, first=_IMAGE_DRAWS)
+        pose = self.physics.qpos[rows, :7]
+        self.frames.take(pose[:, :3], pose[:, 3:], draw)
+
+    def forget(self, started: Tensor) -> None:
+        """Robots `[N]` (bool) that start an episode have seen nothing yet."""
+        if self.frames is not None:
+            self.frames.clear(started)
+
+    def get_state(self) -> dict[str, Any]:
+        """The images, copied."""
+        return {} if self.frames is None else self.frames.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore what `get_state` returned."""
+        if self.frames is not None:
+            self.frames.set_state(state)
 
 
 def _scaled(heights: Tensor) -> Tensor:

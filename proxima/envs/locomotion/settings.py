@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from proxima.config.nested import build, number
+from proxima.envs.locomotion.depth import CameraSettings
 from proxima.envs.locomotion.terrain import KINDS
 from proxima.errors import UsageError
 
@@ -163,6 +164,8 @@ class QuadrupedSettings:
     randomise: Randomise = field(default_factory=Randomise)
     ground: Ground = field(default_factory=Ground)
     engine: Engine = field(default_factory=Engine)
+    camera: CameraSettings | None = None
+    """Also observe `depth`, the images of a camera on the trunk; `{}` is the default camera, none is none."""
     privileged: bool = False
     """Also observe `privileged`: what only a simulator knows, for the critic (`encoders: {privileged: {use: critic}}`).
     Velocity, foot contacts, friction, payload, centre of mass, gains, and heights, all without noise."""

@@ -24,6 +24,8 @@ class CpuPhysics(Physics):
         self.model, self.num_worlds = model, num_worlds
         self.device, self.dtype = torch.device("cpu"), torch.float64
         self.num_threads = min(num_threads or available_cores(), num_worlds)
+        # A simulation that fails is not restarted silently: its owner sees NaN, as on a GPU.
+        model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)
         self._batch = Batch(model, num_worlds, self.num_threads, persistent=True)
         self._blank = np.array(self._batch.state[0])
         self._fields: dict[str, Tensor] = {}

@@ -42,6 +42,7 @@ class WarpPhysics(Physics):
         self.model, self.num_worlds = model, num_worlds
         self.device, self.dtype = torch.device(device), torch.float32
         warp.config.quiet = True
+        model.opt.disableflags &= ~int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)  # Warp never restarts a simulation
         with warp.ScopedDevice(str(self.device)):
             sizes = dict.fromkeys((*varying, *(_CONSTANTS if varying else ())), num_worlds)
             self._model = mujoco_warp.put_model(model, batch_sizes=sizes)

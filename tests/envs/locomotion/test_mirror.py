@@ -11,14 +11,15 @@ from torch import Tensor
 
 from proxima.envs.contract import Reflection
 from proxima.envs.locomotion import env as quadruped
-from proxima.envs.locomotion.env import SCAN_X, SCAN_Y, Quadruped
+from proxima.envs.locomotion.env import Quadruped
 from proxima.envs.locomotion.mirror import LAYOUTS, PARTS, quadruped_mirror
 from proxima.envs.locomotion.robot import LEGS, STANCE, build_model
+from proxima.envs.locomotion.senses import SCAN_X, SCAN_Y
 
 BOXES = {"proprioception": (45,), "scandots": (132,), "commands": (3,), "privileged": (145,), "depth": (1, 4, 6)}
 SPACE = spaces.Dict({key: spaces.Box(-1.0, 1.0, shape) for key, shape in BOXES.items()})
 MIRROR = quadruped_mirror(SPACE, scan_width=SCAN_Y[2])
-ALIKE = {"noise": 0.0, "push_speed": 0.0, "payload": 0.0, "friction": [0.8, 0.8]}
+ALIKE = {"gains": 0.0, "centre_of_mass": 0.0, "noise": 0.0, "push_speed": 0.0, "payload": 0.0, "friction": [0.8, 0.8]}
 
 
 def reflect(x: Tensor, reflection: Reflection) -> Tensor:
@@ -122,7 +123,7 @@ def test_a_mirrored_action_in_a_mirrored_state_has_the_same_reward_and_a_mirrore
         assert step.final_obs is None and float(step.reward[0]) == pytest.approx(float(step.reward[1]), abs=1e-6)
         for key, x in step.obs.items():
             torch.testing.assert_close(reflect(x[:1], mirror.obs[key]), x[1:], rtol=0, atol=1e-6)
-        touched |= pair._contact.view(2, len(LEGS), -1)[:, :, 0] > 0
+        touched |= pair.sensors.touching
     assert bool(touched.any(1).all()), "no foot touched the ground"
     velocity = pair.physics.qvel[:, :3]
     assert np.sign(float(velocity[0, 1])) == -np.sign(float(velocity[1, 1])) != 0
