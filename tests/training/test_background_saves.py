@@ -20,6 +20,7 @@ from proxima.errors import ProximaError
 from proxima.runs import checkpoint
 from proxima.training import saving
 from proxima.training.trainer import Trainer
+from tests.envs.synthetic_quadruped import SYNTHETIC
 from tests.training.runs import ROOT, SMALL, assert_same_end, metrics
 
 RUN = SMALL | {"env": "CartPole-v1", "checkpoint_minutes": 0, "total_timesteps": 768, "keep_checkpoints": 9}
@@ -164,8 +165,6 @@ def test_a_process_killed_during_a_write_leaves_no_half_checkpoint(tmp_path: Pat
 import os, signal, time
 from proxima import train
 from proxima.runs import checkpoint, files
-from tests.envs.synthetic_quadruped import SYNTHETIC
-from tests.envs.synthetic_quadruped import SYNTHETIC
 real, count = files._fsync, iter(range(1000))
 def fsync(path):
     real(path)
