@@ -20,6 +20,9 @@ except ImportError as _error:
     ) from None
 
 _STATE = ("qpos", "qvel", "ctrl", "qacc_warmstart", "time")
+_Overflow = mujoco_warp.OverflowType
+# Without the limits of the solver's iterations, which are no mistake.
+_NO_ROOM = int(_Overflow.ALL & ~(_Overflow.ITERATIONS | _Overflow.LS_ITERATIONS))
 # What `set_const` computes from masses and actuators: it differs between worlds if these do.
 _CONSTANTS = ("body_subtreemass", "body_invweight0", "dof_invweight0", "actuator_acc0")
 
@@ -146,4 +149,4 @@ class WarpPhysics(Physics):
 
     def overflows(self) -> int | None:
         """In how many worlds contacts or constraints did not fit, since the start; reads from the GPU."""
-        return int((warp.to_torch(self._data.overflow) != 0).sum())
+        return int((warp.to_torch(self._data.overflow) & _NO_ROOM != 0).sum())
