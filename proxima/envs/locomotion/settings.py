@@ -171,9 +171,9 @@ class QuadrupedSettings:
     Velocity, foot contacts, friction, payload, centre of mass, gains, and heights, all without noise."""
     max_tilt: float = number(1.2, above=0.0)
     """Radians from upright that end the episode."""
-    min_height: float = number(0.12)
-    """Metres of the trunk above the ground below which the episode ends."""
-    end_on_trunk_contact: bool = False
+    min_height: float = number(0.0)
+    """Metres of the trunk above the ground below it, under which the episode ends."""
+    end_on_trunk_contact: bool = True
     """End the episode when the trunk touches the ground."""
 
 
