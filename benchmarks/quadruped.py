@@ -42,10 +42,14 @@ def main() -> int:
     parser.add_argument("--worlds", type=int, nargs="+", default=WORLDS)
     parser.add_argument("--one", nargs=3, metavar=("GROUND", "WORLDS", "SETTING"), help="one measurement, as JSON")
     parser.add_argument("--warm", action="store_true", help="with --one: only fill the compilers' caches")
+    parser.add_argument("--kernels", action="store_true", help="only compile Warp's kernels")
     parser.add_argument("--add", nargs=2, metavar=("NAME", "RUN"), help="record the curve of a run")
     parser.add_argument("--commit", default="", help="with --speed: the commit to record")
     arguments = parser.parse_args()
     RECORDS.mkdir(exist_ok=True)
+    if arguments.kernels:
+        compile_kernels()
+        return 0
     if arguments.one:
         ground, worlds, setting = arguments.one
         print(json.dumps(measure(ground, int(worlds), setting, rounds=1 if arguments.warm else ROUNDS)))
@@ -70,8 +74,7 @@ def measure_all(worlds: list[int], commit: str) -> None:
     import torch
 
     jobs = [("rough", str(n), setting) for n in worlds for setting in SETTINGS]
-    start("plane", "16", "fast", "--warm").communicate()  # Warp's kernels first, once for all
-    start("rough", "16", "fast", "--warm").communicate()
+    subprocess.run([sys.executable, __file__, "--kernels"], check=True)  # once for all
     for process in [start(*job, "--warm") for job in jobs]:  # compilation uses all cores of the CPU
         process.communicate()
     rows = []
@@ -84,6 +87,17 @@ def measure_all(worlds: list[int], commit: str) -> None:
         machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
         record = {"machine": machine, "commit": commit, "rows": rows}
         (RECORDS / "speed.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+def compile_kernels() -> None:
+    import torch
+
+    from proxima.envs.locomotion.env import Quadruped
+
+    for ground in ("plane", "rough"):
+        env = Quadruped(num_envs=4, device="cuda", ground={"kind": ground})
+        env.reset(0)
+        env.step(torch.zeros(4, 12, device="cuda"))
 
 
 def start(*job: str) -> "subprocess.Popen[str]":
