@@ -216,8 +216,8 @@ class Collector:
         info = {name: x.tolist() for name, x in ends.info.items()}
         self.episodes.add(ends.return_.tolist(), ends.length.tolist(), success, info)
         self._check_obs(ends.time, ends.env, ends.final_obs)
-        rows = ends.truncated
-        if bool(rows.any()):
+        rows = ends.truncated.nonzero()[:, 0]
+        if len(rows):
             final_obs = {key: x[rows] for key, x in ends.final_obs.items()}
             state = None if ends.state is None else ends.state[rows.to(ends.state.device)]
             self.rollout.add_final(ends.time[rows], ends.env[rows], final_obs, state)
@@ -230,6 +230,8 @@ class Collector:
     def _check_finite(self, steps: int) -> None:
         """Check the first `steps` steps as stored: a number too large for float32 counts as infinite."""
         reward = self.rollout.reward[:steps]
+        if _are_finite([reward, *(x[: steps + 1] for x in self.rollout.obs.values())]):
+            return
         bad = [(int(t), int(env), f"a reward of {float(reward[t, env])}") for t, env in _non_finite(reward)[:1]]
         for key, x in self.rollout.obs.items():
             seen = x[: steps + 1]
@@ -239,6 +241,8 @@ class Collector:
             self._raise(*min(bad))
 
     def _check_obs(self, times: Tensor, envs: Tensor, obs: dict[str, Tensor]) -> None:
+        if _are_finite(list(obs.values())):
+            return
         for key, x in obs.items():
             for row, *place in _non_finite(x).tolist():
                 what = f"an observation {key!r} with {float(x[(row, *place)])}"
@@ -348,8 +352,12 @@ class Collector:
         return True
 
 
+def _are_finite(tensors: list[Tensor]) -> bool:
+    """Whether there is no NaN and no infinity, as finite sums show, which are read at once; False may be wrong."""
+    sums = [x.sum().float() for x in tensors if x.is_floating_point()]
+    return not sums or math.isfinite(float(torch.stack(sums).sum()))
+
+
 def _non_finite(x: Tensor) -> Tensor:
-    """Indices `[K, axes]` of NaNs and infinities. A finite sum shows quickly that there are none."""
-    if not x.is_floating_point() or math.isfinite(float(x.sum())):
-        return x.new_zeros((0, x.ndim), dtype=torch.long)
+    """Indices `[K, axes]` of NaNs and infinities."""
     return (~torch.isfinite(x)).nonzero()

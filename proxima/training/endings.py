@@ -34,6 +34,9 @@ class Endings:
         return cls(time=torch.full_like(env, t), env=env, **rows)
 
 
+_NUMBERS = ("return_", "length", "success")
+
+
 class EndingBuffer:
     """Endings on a GPU: the rows of all envs are kept in every step, and which of them ended is asked once per rollout.
 
@@ -43,13 +46,14 @@ class EndingBuffer:
     def __init__(self, num_steps: int):
         self._num_steps = num_steps
         self._rows: dict[str, Any] = {}
-        """`[T, N, ...]` each, by the names of `Endings`; the env's own numbers are one tensor `[T, N, K]`."""
+        """`[T, N, ...]` each, by the names of `Endings`; the numbers of an episode are one tensor `[T, N, K]`."""
 
     def add(self, t: int, step: Step, final_obs: Obs, state: Tensor | None) -> None:
         """Keep the rows of step `t`."""
         rows = _rows(step, as_stored(final_obs), state)
-        self._names = list(rows["info"])
-        rows["info"] = torch.stack(list(rows["info"].values()), -1) if rows["info"] else None
+        numbers = {name: x for name in _NUMBERS if (x := rows.pop(name)) is not None} | rows.pop("info")
+        self._names = list(numbers)
+        rows["numbers"] = torch.stack([x.double() for x in numbers.values()], -1)
         if not self._rows:
             self._rows = tree_map_only(Tensor, lambda x: x.new_zeros(self._num_steps, *x.shape), rows)
         for stored, x in zip(tree_leaves(self._rows), tree_leaves(rows), strict=True):
@@ -62,9 +66,9 @@ class EndingBuffer:
         if not len(time) or not self._rows:
             return None
         rows = tree_map_only(Tensor, lambda x: x[time, env], self._rows)
-        numbers = rows["info"]
-        rows["info"] = {} if numbers is None else dict(zip(self._names, numbers.unbind(-1), strict=True))
-        return Endings(time=time, env=env, **rows)
+        # To the host in one copy.
+        info = dict(zip(self._names, rows.pop("numbers").cpu().unbind(-1), strict=True))
+        return Endings(time=time, env=env, **rows, **{name: info.pop(name, None) for name in _NUMBERS}, info=info)
 
 
 def _rows(step: Step, final_obs: Obs, state: Tensor | None) -> dict[str, Any]:
