@@ -5,6 +5,7 @@ a dict of them. `| None` allows none.
 """
 
 import dataclasses
+import itertools
 import math
 import typing
 from collections.abc import Mapping
@@ -18,6 +19,38 @@ from proxima.errors import UsageError
 def number(default: float, *, least: float = 0.0, above: float | None = None) -> Any:
     """A field for a number of at least `least`, or above `above`."""
     return field(default=default, metadata={"least": least, "above": above})
+
+
+def settings_table(kind: Any, where: str = "") -> list[str]:
+    """Markdown rows of every setting of a dataclass, with its default and the text below its field in the source."""
+    import ast
+    import inspect
+    import textwrap
+
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(tree, ast.ClassDef)
+    texts = {
+        field.target.id: inspect.cleandoc(str(text.value.value)).replace("\n", " ")
+        for field, text in itertools.pairwise(tree.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }
+    rows, hints = [], typing.get_type_hints(kind)
+    for f in dataclasses.fields(kind):
+        default = getattr(kind(), f.name)
+        if dataclasses.is_dataclass(default):
+            rows += settings_table(hints[f.name], f"{where}{f.name}.")
+        else:
+            rows.append(f"| `{where}{f.name}` | {_short(default)} | {texts.get(f.name, '')} |")
+    return rows
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_short(item)}" for name, item in value.items())
+    if isinstance(value, tuple):
+        return " ".join(map(_short, value))
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()
 
 
 def plain(value: Any) -> Any:

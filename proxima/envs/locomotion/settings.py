@@ -67,7 +67,7 @@ class Rewards:
     torque: float = _weight(-2e-4)
     """Sum of squares, Nm."""
     power: float = _weight(0.0)
-    """Sum of |torque * joint velocity|, W."""
+    """Sum of the absolute mechanical power of the joints, W."""
     joint_acceleration: float = _weight(-2.5e-7)
     """Sum of squares, rad/s^2."""
     action_rate: float = _weight(-0.01)
@@ -107,6 +107,7 @@ class Randomise:
     push_speed: float = number(1.0)
     """Pushes set the horizontal velocity to up to ± this, m/s."""
     push_seconds: float = number(15.0, above=0.0)
+    """Seconds between two pushes."""
     noise: float = number(1.0)
     """Scale of the sensor noise: joints 0.01 rad and 1.5 rad/s, turn rate 0.2 rad/s, gravity 0.05, velocity 0.1 m/s,
     heights 0.1 m."""
@@ -123,7 +124,9 @@ class Ground:
     )
     """Kinds of tiles and how many columns of each there are; also flat, stones, gaps."""
     levels: int = number(10, least=1)
+    """Rows of tiles, of rising difficulty."""
     columns: int = number(20, least=1)
+    """Columns of tiles; robots are spread over them."""
     tile_size: float = number(8.0, above=2.0)
     """Metres."""
     start_level: int = number(5)
@@ -133,7 +136,9 @@ class Ground:
     distance; success: all robots on a kind of ground start at level 0, and its highest level rises when `raise_at` of
     their episodes succeed and falls below `lower_at`; none: random levels up to start_level."""
     raise_at: float = number(0.8)
+    """Success rate from which the highest level rises."""
     lower_at: float = number(0.4)
+    """Success rate below which it falls."""
     episodes: int = number(100, least=1)
     """Episodes on a kind of ground between two changes of its highest level, for the curriculum by success."""
     level: int | None = None
@@ -147,7 +152,7 @@ class Engine:
     name: Literal["auto", "mujoco", "warp"] = "auto"
     """auto: MuJoCo on the CPU, MuJoCo Warp on a GPU."""
     deterministic: bool = False
-    """Warp: the same bits in every run on the same GPU; slower."""
+    """Warp: stable orders of contacts and sums; runs still differ by about 1e-6."""
     max_contacts: int = number(32, least=1)
     """Per robot, on average over the robots."""
     max_constraints: int = number(96, least=1)
