@@ -235,9 +235,13 @@ def curve(run: Path) -> dict[str, Any]:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     names = ["global_step", "wall_time", "action_std", "episode_tracking", "distill_loss", *CURVES]
     names += [name for name in rows[-1] if name.startswith(("episode_level_", "episode_success_"))]
-    every = max(1, len(rows) // 400)
+    every = max(1, len(rows) // 120)
     kept = [*rows[::every], rows[-1]]
-    return {name: [row.get(name) for row in kept] for name in names if name in rows[-1]}
+
+    def short(value: float | None) -> float | None:
+        return None if value is None else float(f"{value:.4g}") if value % 1 else value
+
+    return {name: [short(row.get(name)) for row in kept] for name in names if name in rows[-1]}
 
 
 def report() -> None:
@@ -266,15 +270,17 @@ def speed_table(rows: list[dict[str, Any]]) -> list[str]:
     ]
     for ground in ("plane", "rough"):
         for worlds in sorted({row["worlds"] for row in rows}):
-            fast, learned = found[ground, worlds, "fast"], found["rough", worlds, "fast"]
-            file = found["rough", worlds, "file"]
+            if (fast := found.get((ground, worlds, "fast"))) is None:
+                continue
             size = worlds * fast["steps"]
             cells = [f"{worlds / fast[name] * 1e3:,.0f}" for name in ("physics", "env")]
             cells.append(f"{size / fast['collect'] * 1e3:,.0f}")
-            rates = [size / (fast["collect"] + row["prepare"] + row["update"]) * 1e3 for row in (learned, file)]
-            cells += [f"{rate:,.0f}" for rate in rates]
-            cells += [f"{15e9 / rate / 3600:.1f}" for rate in rates]
-            cells += [f"{row['gb']:.1f} GB" for row in (fast, file)]
+            learned = [found.get(("rough", worlds, setting)) for setting in SETTINGS]
+            rates = [row and size / (fast["collect"] + row["prepare"] + row["update"]) * 1e3 for row in learned]
+            cells += [f"{rate:,.0f}" if rate else "" for rate in rates]
+            cells += [f"{15e9 / rate / 3600:.1f}" if rate else "" for rate in rates]
+            memory = [found.get((ground, worlds, setting)) for setting in SETTINGS]
+            cells += [f"{row['gb']:.1f} GB" if row else "" for row in memory]
             lines.append(f"| {ground} | {worlds} | " + " | ".join(cells) + " |")
     lines += ["", "Milliseconds of an iteration on rough ground:", ""]
     lines += [
@@ -283,10 +289,13 @@ def speed_table(rows: list[dict[str, Any]]) -> list[str]:
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for worlds in sorted({row["worlds"] for row in rows}):
-        fast, file = found["rough", worlds, "fast"], found["rough", worlds, "file"]
+        fast, file = found["rough", worlds, "fast"], found.get(("rough", worlds, "file"), {})
         physics, env = (fast["steps"] * fast[name] for name in ("physics", "env"))
-        parts = [physics, env - physics, fast["collect"] - env, fast["prepare"], fast["update"], file["update"]]
-        cells = [f"{part:.1f}" for part in parts] + [str(fast["waits"]), f"{(env - physics) / fast['collect']:.0%}"]
+        parts = [physics, env - physics, fast["collect"] - env, fast["prepare"], fast["update"], file.get("update")]
+        cells = [f"{part:.1f}" if part else "" for part in parts] + [
+            str(fast["waits"]),
+            f"{(env - physics) / fast['collect']:.0%}",
+        ]
         lines.append(f"| {worlds} | " + " | ".join(cells) + " |")
     return lines
 

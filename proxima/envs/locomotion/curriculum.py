@@ -8,12 +8,15 @@ GOOD_TRACKING = 0.6
 """Mean of the velocity-tracking term of an episode that counts as a success, if the robot did not fall."""
 
 
-def by_distance(level: Tensor, walked: Tensor, commanded: Tensor, anywhere: Tensor, ground: Ground) -> Tensor:
+def by_distance(
+    level: Tensor, walked: Tensor, commanded: Tensor, fell: Tensor, anywhere: Tensor, ground: Ground
+) -> Tensor:
     """Levels `[N]` after an episode: up after half a tile, down after less than half of what was commanded.
 
-    Past the top it is `anywhere` `[N]`, a random level (Rudin et al. 2022).
+    Past the top it is `anywhere` `[N]`, a random level (Rudin et al. 2022). A robot that `fell` does not go up: it
+    would, on stairs that lead down.
     """
-    up = walked > 0.5 * ground.tile_size
+    up = (walked > 0.5 * ground.tile_size) & ~fell
     down = (walked < 0.5 * commanded) & ~up
     level = (level + up.long() - down.long()).clamp(min=0)
     return where(level >= ground.levels, anywhere, level)

@@ -220,7 +220,7 @@ class Quadruped(EpisodicVecEnv):
         elif ground.curriculum == "distance":
             walked = (self.physics.qpos[:, :2] - world["start"]).norm(dim=1)
             anywhere = (extra * ground.levels).long()
-            after = by_distance(level, walked, world["commanded"], anywhere, ground)
+            after = by_distance(level, walked, world["commanded"], self._fell, anywhere, ground)
             level = torch.where(again, after, level)
         elif ground.curriculum == "success":
             self._by_success.record(self._kind, again, self._success())

@@ -132,9 +132,9 @@ class Ground:
     start_level: int = number(5)
     """Robots start at random levels up to this one."""
     curriculum: Literal["distance", "success", "none"] = "distance"
-    """distance: a robot goes up a level after walking half a tile, and down after less than half of the commanded
-    distance; success: all robots on a kind of ground start at level 0, and its highest level rises when `raise_at` of
-    their episodes succeed and falls below `lower_at`; none: random levels up to start_level."""
+    """distance: a robot goes up a level after walking half a tile without a fall, and down after less than half of the
+    commanded distance; success: all robots on a kind of ground start at level 0, and its highest level rises when
+    `raise_at` of their episodes succeed and falls below `lower_at`; none: random levels up to start_level."""
     raise_at: float = number(0.8)
     """Success rate from which the highest level rises."""
     lower_at: float = number(0.4)

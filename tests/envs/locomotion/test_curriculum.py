@@ -8,20 +8,28 @@ from proxima.envs.locomotion.settings import Ground
 
 
 @pytest.mark.parametrize(
-    ("level", "walked", "commanded", "after"),
+    ("level", "walked", "commanded", "fell", "after"),
     [
-        (1, 5.0, 10.0, 2),  # more than half a tile of 8 m
-        (1, 4.0, 10.0, 0),  # not more, and less than half of what was commanded
-        (1, 3.0, 5.0, 1),  # enough of it
-        (1, 5.0, 100.0, 2),  # far is far, whatever was commanded
-        (0, 0.0, 10.0, 0),  # there is nothing below
-        (2, 5.0, 5.0, 7),  # past the top: anywhere, here 7
-        (2, 0.0, 0.0, 2),  # nothing was commanded
+        (1, 5.0, 10.0, False, 2),  # more than half a tile of 8 m
+        (1, 4.0, 10.0, False, 0),  # not more, and less than half of what was commanded
+        (1, 3.0, 5.0, False, 1),  # enough of it
+        (1, 5.0, 100.0, False, 2),  # far is far, whatever was commanded
+        (0, 0.0, 10.0, False, 0),  # there is nothing below
+        (2, 5.0, 5.0, False, 7),  # past the top: anywhere, here 7
+        (2, 0.0, 0.0, False, 2),  # nothing was commanded
+        (1, 5.0, 8.0, True, 1),  # it fell down the stairs
+        (1, 5.0, 100.0, True, 0),
     ],
 )
-def test_levels_by_distance(level: int, walked: float, commanded: float, after: int) -> None:
+def test_levels_by_distance(level: int, walked: float, commanded: float, fell: bool, after: int) -> None:
     ground = Ground(levels=3)
-    args = (torch.tensor([level]), torch.tensor([walked]), torch.tensor([commanded]), torch.tensor([7]))
+    args = (
+        torch.tensor([level]),
+        torch.tensor([walked]),
+        torch.tensor([commanded]),
+        torch.tensor([fell]),
+        torch.tensor([7]),
+    )
     assert by_distance(*args, ground).tolist() == [after]
 
 
