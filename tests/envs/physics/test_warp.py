@@ -6,6 +6,7 @@ import torch
 
 pytest.importorskip("mujoco_warp")
 
+from proxima.envs.locomotion.env import Quadruped
 from proxima.envs.locomotion.robot import STANCE, build_model
 from proxima.envs.locomotion.settings import parse
 from proxima.envs.physics.cpu import CpuPhysics
@@ -60,6 +61,20 @@ def test_both_engines_move_alike(engines: tuple[CpuPhysics, WarpPhysics], model:
     assert torch.allclose(c.derived("sensordata").float(), warp.derived("sensordata"), atol=0.5, rtol=0.02)
     assert torch.allclose(c.derived("actuator_force").float(), warp.derived("actuator_force"), atol=0.05)
     assert warp.overflows() == 0
+
+
+def test_the_env_on_warp_is_the_env_on_mujoco(engines: tuple[CpuPhysics, WarpPhysics]) -> None:
+    found = []
+    for engine in ("mujoco", "warp"):
+        env = Quadruped(num_envs=2, ground={"kind": "plane"}, engine={"name": engine})
+        env.reset(seed=0)
+        for _ in range(3):
+            step = env.step(torch.zeros(2, 12))
+        found.append(step)
+    assert env.counters() == {"physics_failures": 0, "contact_overflows": 0}
+    for key, x in found[0].obs.items():
+        torch.testing.assert_close(found[1].obs[key], x, rtol=0, atol=1e-3)
+    torch.testing.assert_close(found[1].reward, found[0].reward, rtol=0, atol=1e-3, check_dtype=False)
 
 
 def test_a_reset_touches_its_worlds_only(engines: tuple[CpuPhysics, WarpPhysics], model: mujoco.MjModel) -> None:
