@@ -25,10 +25,10 @@ lint: setup
 
 # While you work: all but the slow tests.
 check: lint
-	$(VENV)/bin/pytest -n auto --maxprocesses 4 -m "not slow" $(ARGS)
+	$(VENV)/bin/pytest -n auto --maxprocesses 4 --dist loadgroup -m "not slow" $(ARGS)
 
 test: lint
-	$(VENV)/bin/pytest -n auto --maxprocesses 4 $(ARGS)
+	$(VENV)/bin/pytest -n auto --maxprocesses 4 --dist loadgroup $(ARGS)
 
 # Random options against the command, seeded; not part of the tests.
 fuzz: setup
