@@ -27,8 +27,11 @@ MEMORY_LIMIT = {1024: 4, 2048: 8, 4096: 14}
 """GB, of the document that the preset phase1_monolithic comes from."""
 BARS = {4096: 300_000, 16384: 450_000}
 ROUNDS = 4
+KINDS = ("gpu", "cpu")
+"""Of the recorded curves: a row of the figure each."""
 CURVES = {
     "episode_return": "return",
+    "episode_tracking": "velocity tracking, 1 is perfect",
     "episode_level": "terrain level",
     "episode_tracking_error": "tracking error, m/s",
     "episode_success": "success rate",
@@ -233,7 +236,7 @@ def profile() -> None:
 def curve(run: Path) -> dict[str, Any]:
     """The metrics of a run that the page shows, thinned out."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    names = ["global_step", "wall_time", "action_std", "episode_tracking", "distill_loss", *CURVES]
+    names = ["global_step", "wall_time", "action_std", "distill_loss", *CURVES]
     names += [name for name in rows[-1] if name.startswith(("episode_level_", "episode_success_"))]
     every = max(1, len(rows) // 120)
     kept = [*rows[::every], rows[-1]]
@@ -254,9 +257,9 @@ def report() -> None:
     if text.exists():
         lines += ["", text.read_text().rstrip()]
     (ROOT / "benchmarks" / "quadruped.md").write_text("\n".join(lines) + "\n")
-    curves = {path.stem: json.loads(path.read_text()) for path in sorted(RECORDS.glob("curve-*.json"))}
-    if curves:
-        plot(curves)
+    plot(
+        [{path.stem: json.loads(path.read_text()) for path in sorted(RECORDS.glob(f"{kind}-*.json"))} for kind in KINDS]
+    )
 
 
 def speed_table(rows: list[dict[str, Any]]) -> list[str]:
@@ -300,23 +303,25 @@ def speed_table(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def plot(curves: dict[str, dict[str, list[float | None]]]) -> None:
+def plot(rows: list[dict[str, dict[str, list[float | None]]]]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(CURVES), figsize=(4 * len(CURVES), 3.2), layout="constrained")
-    for axis, (name, label) in zip(axes, CURVES.items(), strict=True):
-        for title, found in curves.items():
-            if name in found:
-                y = [float("nan") if value is None else value for value in found[name]]
-                axis.plot([step / 1e6 for step in found["global_step"] if step is not None], y, label=title[6:])
-        axis.set_xlabel("million steps")
-        axis.set_title(label)
-        axis.grid(alpha=0.3)
-    axes[0].legend(fontsize=7)
-    figure.savefig(ROOT / "benchmarks" / "quadruped.png", dpi=110)
+    size = (3.6 * len(CURVES), 3.0 * len(rows))
+    _, grid = plt.subplots(len(rows), len(CURVES), figsize=size, layout="constrained", squeeze=False)
+    for axes, runs in zip(grid, rows, strict=True):
+        for axis, (name, label) in zip(axes, CURVES.items(), strict=True):
+            for title, found in runs.items():
+                y = [float("nan") if value is None else value for value in found.get(name, [])]
+                x = [step / 1e6 for step in found["global_step"] if step is not None]
+                axis.plot(x[: len(y)], y, label=title.partition("-")[2].replace("_", " "))
+            axis.set_xlabel("million steps")
+            axis.set_title(label, fontsize=10)
+            axis.grid(alpha=0.3)
+        axes[0].legend(fontsize=7)
+    plt.savefig(ROOT / "benchmarks" / "quadruped.png", dpi=90)
 
 
 if __name__ == "__main__":

@@ -169,7 +169,8 @@ class Quadruped(EpisodicVecEnv):
         self._episode = torch.full_like(self._episode, -1)
         draw = hashed_uniform(self._hashed, self._episode, self._episode, 1 + NUM_DRAWS).to(self.physics.dtype)
         ground = self.settings.ground
-        highest = min(ground.start_level, ground.levels - 1) if ground.curriculum != "success" else 0
+        random_start = self.terrain is not None and ground.curriculum != "success"
+        highest = min(ground.start_level, ground.levels - 1) if random_start else 0
         self._world["level"] = (draw[:, 0] * (highest + 1)).long()
         self._world["column"] = self._columns
         self._traits, self._latency = vary(self.physics, self.settings, draw[:, 1:])
