@@ -200,7 +200,7 @@ def test_nothing_synchronises_with_a_gpu(kind: str) -> None:
     with HostTraffic():
         for _ in range(6):
             rows = frames.turn()
-            frames.take(pose[0][rows], pose[1][rows], draw[rows])
+            frames.take(torch.cat(pose, 1)[rows], draw[rows])
             frames.clear(started)
             frames.seen()
     with pytest.raises(AssertionError), HostTraffic():
@@ -239,6 +239,7 @@ def test_without_noise_an_image_stays_as_it_is() -> None:
         ({"far": 100}, "camera.far is 100, but it must be at most 20"),
         ({"dropout": 1.5}, "camera.dropout is 1.5, but it must be at most 1"),
         ({"position": [0.1, 0.2]}, "camera.position has 2 numbers, but it must have 3"),
+        ({"renderer": "opengl"}, "camera.renderer is 'opengl', but it must be one of rays, warp"),
         ({"height": 4}, "camera.height is 4, but it must be at least 8"),
         ({"pich": 4}, "there is no setting camera.pich. Did you mean pitch"),
     ],
@@ -259,7 +260,7 @@ def walk(frames: DepthFrames, steps: int, *, first: int = 0) -> list[Tensor]:
         rows = frames.turn()
         position = torch.zeros(size, 3)
         position[:, 2] = 0.2 + 0.01 * t + 0.1 * torch.arange(size)
-        frames.take(position[rows], LEVEL.repeat(size, 1)[rows])
+        frames.take(torch.cat((position, LEVEL.repeat(size, 1)), 1)[rows])
         seen.append(frames.seen())
     return seen
 
@@ -313,7 +314,7 @@ def test_a_recorded_step_goes_on_like_a_computed_one() -> None:
     def step(frames: DepthFrames, height: Tensor, started: Tensor) -> Tensor:
         rows = frames.turn()
         place = torch.zeros(7, 2)
-        frames.take(torch.cat((place, height[:, None]), 1)[rows], LEVEL.repeat(7, 1)[rows])
+        frames.take(torch.cat((place, height[:, None], LEVEL.repeat(7, 1)), 1)[rows])
         frames.clear(started)
         return frames.seen()
 
