@@ -14,6 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from proxima.config.nested import build
 from proxima.envs.locomotion.depth import CameraSettings, DepthCamera
 from proxima.envs.locomotion.depth_frames import DepthFrames
+from proxima.envs.locomotion.env import Quadruped
+from proxima.envs.locomotion.robot import build_model
+from proxima.envs.locomotion.settings import parse
 from proxima.envs.locomotion.terrain import KINDS, Terrain, add_to, make_terrain
 from proxima.errors import UsageError
 
@@ -205,6 +208,36 @@ def test_nothing_synchronises_with_a_gpu(kind: str) -> None:
             frames.seen()
     with pytest.raises(AssertionError), HostTraffic():
         torch.tensor([1.0])
+
+
+@pytest.mark.parametrize("camera", [{}, {"position": [0.1, -0.2, 0.4], "pitch": -75.0, "field_of_view": 120.0}])
+def test_the_camera_of_the_model_has_the_same_rays(camera: dict[str, Any]) -> None:
+    parsed = parse({"camera": camera})
+    settings = parsed.camera
+    assert settings is not None
+    model = build_model(parsed, None)
+    data, (position, quaternion) = mujoco.MjData(model), poses(terrain("flat"), 1)
+    data.qpos[:7] = torch.cat((position[0], quaternion[0])).numpy()
+    mujoco.mj_forward(model, data)
+    origin, (forward, right, down) = camera_frame(settings, position[0], quaternion[0])
+    eye = data.camera("depth")
+    np.testing.assert_allclose(eye.xpos, origin, atol=1e-12)
+    np.testing.assert_allclose(eye.xmat.reshape(3, 3).T, (right, -down, -forward), atol=1e-12)
+    assert list(model.cam_resolution[eye.id]) == [settings.width, settings.height]
+    height = math.tan(math.radians(0.5 * float(model.cam_fovy[eye.id])))
+    width = math.tan(math.radians(0.5 * settings.field_of_view))
+    assert height / width == pytest.approx(settings.height / settings.width)
+
+
+def test_without_a_camera_the_model_has_none() -> None:
+    model = build_model(parse({}), None)
+    assert "depth" not in [model.camera(i).name for i in range(model.ncam)]
+
+
+def test_the_renderer_of_warp_needs_its_engine() -> None:
+    message = "camera.renderer is warp, but the physics engine is mujoco: use --device cuda or engine: {name: warp}"
+    with pytest.raises(UsageError, match=message):
+        Quadruped(num_envs=1, ground={"kind": "plane"}, camera=SMALL | {"renderer": "warp"})
 
 
 # Noise ---------------------------------------------------------------------------------------------------------------
