@@ -38,7 +38,6 @@ class WarpRenderer:
         device: torch.device | str,
     ) -> None:
         self.device = torch.device(device)
-        warp.config.quiet = True
         with warp.ScopedDevice(str(self.device)):
             self._model = mujoco_warp.put_model(model)
             # Contacts and constraints are never computed here.
