@@ -1,12 +1,13 @@
 """Depth images of the terrain: rays against the height map, for many cameras at once, on any device.
 
-Only the ground is seen: not the robot's own legs, and no other robots. When a robot's camera takes its next image, and
-what it sees until then, is in `depth_frames.py`.
+Only the ground is seen: not the robot's own legs, and no other robots. `rendered_depth.py` sees the legs too. When a
+robot's camera takes its next image, and what it sees until then, is in `depth_frames.py`.
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,9 @@ _TOLERANCE = 1e-6
 class CameraSettings:
     """A depth camera on the trunk."""
 
+    renderer: Literal["rays", "warp"] = "rays"
+    """rays: rays against the height map, which see the ground only; warp: the batch renderer of MuJoCo Warp, which sees
+    the robot's legs too, with the Warp engine only."""
     height: int = number(58, least=8)
     """Pixels."""
     width: int = number(87, least=8)
@@ -62,6 +66,47 @@ class CameraSettings:
                 f"camera.position has {len(self.position)} numbers, but it must have 3: metres forward, left, up."
             )
 
+    @property
+    def vertical_field_of_view(self) -> float:
+        """Degrees."""
+        half = math.tan(math.radians(0.5 * self.field_of_view)) * self.height / self.width
+        return math.degrees(2.0 * math.atan(half))
+
+
+class Camera(ABC):
+    """Depth images of many robots."""
+
+    def __init__(self, settings: CameraSettings, device: torch.device | str) -> None:
+        self.settings, self.device = settings, torch.device(device)
+
+    @abstractmethod
+    def look(self, qpos: Tensor) -> Tensor:
+        """Images `[K, 1, H, W]` float32 of robots in the states `[K, nq]`.
+
+        Depth along the optical axis, clipped to near and far and divided by far: 1 is nothing within reach.
+        """
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of an image: channels, height, width."""
+        return 1, self.settings.height, self.settings.width
+
+    @property
+    def num_pixels(self) -> int:
+        """Random numbers that `degrade` needs per image."""
+        return self.settings.height * self.settings.width
+
+    def degrade(self, image: Tensor, draw: Tensor) -> Tensor:
+        """Images `[K, 1, H, W]` with noise and dropout, from numbers `[K, H * W]` that are uniform in [0, 1)."""
+        settings = self.settings
+        draw = draw.view_as(image)
+        lost = draw < settings.dropout
+        # What is left of the number is uniform again: of std 1 after this.
+        noise = math.sqrt(12.0) * ((draw - settings.dropout) / max(1.0 - settings.dropout, 1e-6) - 0.5)
+        measured = image + settings.noise * settings.far * image.square() * noise
+        measured = torch.where(image < 1.0, measured, image)  # there is nothing to measure beyond the far limit
+        return torch.where(lost, 1.0, measured.clamp(settings.near / settings.far, 1.0))
+
 
 class _Rays(NamedTuple):
     """Rays of a few cameras as functions of the depth."""
@@ -86,7 +131,7 @@ class _Lines(NamedTuple):
         return self.first + index * self.gap
 
 
-class DepthCamera:
+class DepthCamera(Camera):
     """Depth along the optical axis of the ground that robots see.
 
     The ground consists of triangles, so along a ray its height is linear between the lines of the map (rows, columns
@@ -112,7 +157,8 @@ class DepthCamera:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.settings, self.terrain, self.device, self.dtype = settings, terrain, torch.device(device), dtype
+        super().__init__(settings, device)
+        self.terrain, self.dtype = terrain, dtype
         self._mount = torch.tensor(settings.position, dtype=torch.float64, device=self.device)
         self._directions = _directions(settings).to(self.device, dtype)  # [3, P]
         if terrain is None:
@@ -127,15 +173,9 @@ class DepthCamera:
         self._step = torch.arange(self._num_diagonals, device=self.device, dtype=torch.int32)[:, None]  # [M, 1]
         self._scale = torch.tensor([1.0 / CELL, 1.0 / CELL, 1.0], device=self.device, dtype=dtype)[:, None, None, None]
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Of an image: channels, height, width."""
-        return 1, self.settings.height, self.settings.width
-
-    @property
-    def num_pixels(self) -> int:
-        """Random numbers that `degrade` needs per image."""
-        return self.settings.height * self.settings.width
+    def look(self, qpos: Tensor) -> Tensor:
+        """Images `[K, 1, H, W]` of states `[K, nq]`, which begin with the pose of the trunk."""
+        return self.render(qpos[:, :3], qpos[:, 3:7])
 
     def render(self, position: Tensor, quaternion: Tensor) -> Tensor:
         """Images `[K, 1, H, W]` float32 from poses of the trunk, `[K, 3]` and `[K, 4]` (w, x, y, z).
@@ -156,17 +196,6 @@ class DepthCamera:
             depth = torch.cat([self._cast(self._rays(*part)) for part in parts])
         near, far = self.settings.near, self.settings.far
         return (depth.clamp(near, far) / far).float().view(len(position), *self.shape)
-
-    def degrade(self, image: Tensor, draw: Tensor) -> Tensor:
-        """Images `[K, 1, H, W]` with noise and dropout, from numbers `[K, H * W]` that are uniform in [0, 1)."""
-        settings = self.settings
-        draw = draw.view_as(image)
-        lost = draw < settings.dropout
-        # What is left of the number is uniform again: of std 1 after this.
-        noise = math.sqrt(12.0) * ((draw - settings.dropout) / max(1.0 - settings.dropout, 1e-6) - 0.5)
-        measured = image + settings.noise * settings.far * image.square() * noise
-        measured = torch.where(image < 1.0, measured, image)  # there is nothing to measure beyond the far limit
-        return torch.where(lost, 1.0, measured.clamp(settings.near / settings.far, 1.0))
 
     def _rays(self, origin: Tensor, slope: Tensor) -> _Rays:
         """Rays in the map from camera positions `[K, 3]` (float64) and directions `[3, K, P]`."""

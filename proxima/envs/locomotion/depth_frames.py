@@ -5,7 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.envs.locomotion.depth import DepthCamera
+from proxima.envs.locomotion.depth import Camera
+
+
+def images_per_step(num_envs: int, every: int) -> int:
+    """K, when robots take turns; the last image of a step may belong to no robot."""
+    return -(-num_envs // every)
 
 
 class DepthFrames:
@@ -22,25 +27,25 @@ class DepthFrames:
         num_envs: Number of robots, N.
     """
 
-    def __init__(self, camera: DepthCamera, num_envs: int) -> None:
+    def __init__(self, camera: Camera, num_envs: int) -> None:
         self.camera, self.num_envs = camera, num_envs
         every, device = camera.settings.every, camera.device
-        count = -(-num_envs // every)  # K images per step; the last of them may belong to no robot
+        count = images_per_step(num_envs, every)
         self._clock = torch.zeros((), dtype=torch.int64, device=device)
         # [delay + 1, K, every, 1, H, W], the latest first: robot i is at (i // every, i % every)
         self._frames = torch.ones(camera.settings.delay + 1, count, every, *camera.shape, device=device)
         self._firsts = every * torch.arange(count, device=device)
 
     def turn(self) -> Tensor:
-        """`[K]` int64: the robots whose poses the next `take` needs."""
+        """`[K]` int64: the robots whose states the next `take` needs."""
         return (self._firsts + self._clock % self.camera.settings.every).clamp(max=self.num_envs - 1)
 
-    def take(self, position: Tensor, quaternion: Tensor, draw: Tensor | None = None) -> None:
-        """Images of the robots in `turn`, from poses of their trunks `[K, 3]`, `[K, 4]`.
+    def take(self, qpos: Tensor, draw: Tensor | None = None) -> None:
+        """Images of the robots in `turn`, in the states `[K, nq]`.
 
         `draw`, `[K, H * W]` uniform in [0, 1), is for the camera's noise; None is none.
         """
-        image = self.camera.render(position, quaternion)
+        image = self.camera.look(qpos)
         if draw is not None:
             image = self.camera.degrade(image, draw)
         place = (self._clock % self.camera.settings.every)[None]

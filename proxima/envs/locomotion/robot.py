@@ -1,5 +1,6 @@
 """The robot: its model (MJCF of our own, on a ground), where its feet are, and how it moves in its own frame."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import mujoco
 import torch
 from torch import Tensor
 
+from proxima.envs.locomotion.depth import CameraSettings
 from proxima.envs.locomotion.settings import QuadrupedSettings
 from proxima.envs.locomotion.terrain import Terrain, add_to
 from proxima.envs.physics.protocol import Physics
@@ -19,6 +21,8 @@ TIMESTEP = 0.005
 NOMINAL_HEIGHT = 0.3
 """Of the trunk above the ground, metres."""
 FOOT_RADIUS = 0.023
+CAMERA = "depth"
+"""The camera's name in the model."""
 _HIP_X, _HIP_Y, _THIGH_Y, _LEG = 0.1881, 0.04675, 0.08, 0.213
 _FILE = Path(__file__).parent / "files" / "quadruped.xml"
 
@@ -27,11 +31,27 @@ def build_model(settings: QuadrupedSettings, terrain: Terrain | None) -> mujoco.
     """The robot with its gains, on a plane or on a terrain."""
     spec = mujoco.MjSpec.from_file(str(_FILE))
     add_to(spec, terrain)
+    if settings.camera is not None:
+        _add_camera(spec, settings.camera)
     model = spec.compile()
     control = settings.control
     model.actuator_gainprm[:, 0] = control.kp
     model.actuator_biasprm[:, 1], model.actuator_biasprm[:, 2] = -control.kp, -control.kd
     return model
+
+
+def _add_camera(spec: mujoco.MjSpec, settings: CameraSettings) -> None:
+    """Mount the depth camera on the trunk."""
+    camera = spec.body("trunk").add_camera(
+        name=CAMERA,
+        pos=settings.position,
+        fovy=settings.vertical_field_of_view,
+        resolution=[settings.width, settings.height],
+    )
+    pitch = math.radians(settings.pitch)
+    # A camera of MuJoCo looks along its -z: right of the image is the trunk's -y, up leans forward by the pitch.
+    camera.alt.type = mujoco.mjtOrientation.mjORIENTATION_XYAXES
+    camera.alt.xyaxes = [0.0, -1.0, 0.0, math.sin(pitch), 0.0, math.cos(pitch)]
 
 
 @dataclass(frozen=True)

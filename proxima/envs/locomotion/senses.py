@@ -9,8 +9,8 @@ from torch import Tensor
 
 from proxima.envs.contract import Obs
 from proxima.envs.hashed_random import hashed_uniform
-from proxima.envs.locomotion.depth import DepthCamera
-from proxima.envs.locomotion.depth_frames import DepthFrames
+from proxima.envs.locomotion.depth import Camera, CameraSettings, DepthCamera
+from proxima.envs.locomotion.depth_frames import DepthFrames, images_per_step
 from proxima.envs.locomotion.robot import JOINTS, NOMINAL_HEIGHT, STANCE, Motion, Sensors
 from proxima.envs.locomotion.settings import QuadrupedSettings
 from proxima.envs.locomotion.terrain import Terrain
@@ -48,7 +48,7 @@ class Senses:
         boxes = {key: spaces.Box(-np.inf, np.inf, (size,), np.float32) for key, size in sizes.items()}
         self.frames: DepthFrames | None = None
         if settings.camera is not None:
-            self.frames = DepthFrames(DepthCamera(settings.camera, terrain, device), physics.num_worlds)
+            self.frames = DepthFrames(_make_camera(settings.camera, physics, terrain), physics.num_worlds)
             boxes["depth"] = spaces.Box(0.0, 1.0, self.frames.camera.shape, np.float32)
         self.space = spaces.Dict(boxes)
         heights = NUM_SCANDOTS if terrain is not None else 0
@@ -98,8 +98,7 @@ class Senses:
         if self.settings.randomise.noise:
             pixels = self.frames.camera.num_pixels
             draw = hashed_uniform(hashed_seeds[rows], episode[rows], step[rows], pixels, first=_IMAGE_DRAWS)
-        pose = self.physics.qpos[rows, :7]
-        self.frames.take(pose[:, :3], pose[:, 3:], draw)
+        self.frames.take(self.physics.qpos[rows], draw)
 
     def forget(self, started: Tensor) -> None:
         """Robots `[N]` (bool) that start an episode have seen nothing yet."""
@@ -114,6 +113,15 @@ class Senses:
         """Restore what `get_state` returned."""
         if self.frames is not None:
             self.frames.set_state(state)
+
+
+def _make_camera(settings: CameraSettings, physics: Physics, terrain: Terrain | None) -> Camera:
+    if settings.renderer == "rays":
+        return DepthCamera(settings, terrain, physics.device)
+    from proxima.envs.locomotion.rendered_depth import RenderedDepth
+
+    count = images_per_step(physics.num_worlds, settings.every)
+    return RenderedDepth(settings, terrain, physics.model, num_images=count, device=physics.device)
 
 
 def _scaled(heights: Tensor) -> Tensor:

@@ -27,6 +27,25 @@ _NO_ROOM = int(_Overflow.ALL & ~(_Overflow.ITERATIONS | _Overflow.LS_ITERATIONS)
 _CONSTANTS = ("body_subtreemass", "body_invweight0", "dof_invweight0", "actuator_acc0")
 
 
+def capture(work: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """Launches of Warp as a CUDA graph: what runs it on torch's stream. The kernels must have been loaded."""
+    with warp.ScopedDevice(str(device)), warp.ScopedCapture() as captured:
+        work()
+
+    def launch() -> None:
+        warp.capture_launch(captured.graph, stream=warp.stream_from_torch(torch.cuda.current_stream(device)))
+
+    return launch
+
+
+def launch_or_record(launch: Callable[[], None]) -> None:
+    """Launch work of Warp now, or in every replay of the tape that is being recorded."""
+    if (tape := recording()) is not None:
+        tape.outside(launch)
+    else:
+        launch()
+
+
 class WarpPhysics(Physics):
     """Tensors share the memory of Warp's arrays. Not deterministic to the last bit, unless it is asked to be."""
 
@@ -44,7 +63,7 @@ class WarpPhysics(Physics):
         """Memory is for `max_contacts` per world, on average over the worlds, and `max_constraints` in every world."""
         self.model, self.num_worlds = model, num_worlds
         self.device, self.dtype = torch.device(device), torch.float32
-        warp.config.quiet = True
+        warp.config.log_level = warp.LOG_WARNING
         model.opt.disableflags &= ~int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)  # Warp never restarts a simulation
         with warp.ScopedDevice(str(self.device)):
             sizes = dict.fromkeys((*varying, *(_CONSTANTS if varying else ())), num_worlds)
@@ -56,7 +75,7 @@ class WarpPhysics(Physics):
             )
         self._varying = tuple(varying)
         self._tensors: dict[str, Tensor] = {}
-        self._graphs: dict[int, Any] = {}
+        self._graphs: dict[int, Callable[[], None]] = {}
         self.qpos, self.qvel, self.ctrl = (self.derived(name) for name in ("qpos", "qvel", "ctrl"))
 
     def derived(self, name: str) -> Tensor:
@@ -82,39 +101,29 @@ class WarpPhysics(Physics):
                 rows = moving.view(-1, *[1] * (x.ndim - 1))
                 self.derived(name).copy_(torch.where(rows, self.derived(name), x))
             return
-        launch = self._launch(count)
-        if (tape := recording()) is not None:
-            tape.outside(launch)
-        else:
-            launch()
+        launch_or_record(self._launch(count))
 
     def _launch(self, count: int) -> Callable[[], None]:
         if self.device.type == "cpu":
             return lambda: self._substeps(count)
         if count not in self._graphs:
             self._graphs[count] = self._capture(count)
-        graph, device = self._graphs[count], self.device
-
-        def launch() -> None:
-            warp.capture_launch(graph, stream=warp.stream_from_torch(torch.cuda.current_stream(device)))
-
-        return launch
+        return self._graphs[count]
 
     def _substeps(self, count: int) -> None:
         with warp.ScopedDevice(str(self.device)):
             for _ in range(count):
                 mujoco_warp.step(self._model, self._data)
 
-    def _capture(self, count: int) -> Any:
+    def _capture(self, count: int) -> Callable[[], None]:
         """A CUDA graph of `count` substeps; compiles and loads the kernels in a step that is undone."""
         before = {name: self.derived(name).clone() for name in (*_STATE, *self._tensors)}
         self._substeps(1)
-        with warp.ScopedDevice(str(self.device)), warp.ScopedCapture() as capture:
-            self._substeps(count)
+        launch = capture(lambda: self._substeps(count), self.device)
         for name, x in before.items():
             self.derived(name).copy_(x)
         torch.cuda.synchronize(self.device)
-        return capture.graph
+        return launch
 
     def reset(self, mask: Tensor, qpos: Tensor, qvel: Tensor) -> None:
         """Restart the worlds in `mask`; without synchronisation."""

@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from proxima.config.nested import build
 from proxima.envs.locomotion.depth import CameraSettings, DepthCamera
 from proxima.envs.locomotion.depth_frames import DepthFrames
+from proxima.envs.locomotion.robot import build_model
+from proxima.envs.locomotion.settings import parse
 from proxima.envs.locomotion.terrain import KINDS, Terrain, add_to, make_terrain
 from proxima.errors import UsageError
 
@@ -200,11 +202,35 @@ def test_nothing_synchronises_with_a_gpu(kind: str) -> None:
     with HostTraffic():
         for _ in range(6):
             rows = frames.turn()
-            frames.take(pose[0][rows], pose[1][rows], draw[rows])
+            frames.take(torch.cat(pose, 1)[rows], draw[rows])
             frames.clear(started)
             frames.seen()
     with pytest.raises(AssertionError), HostTraffic():
         torch.tensor([1.0])
+
+
+@pytest.mark.parametrize("camera", [{}, {"position": [0.1, -0.2, 0.4], "pitch": -75.0, "field_of_view": 120.0}])
+def test_the_camera_of_the_model_has_the_same_rays(camera: dict[str, Any]) -> None:
+    parsed = parse({"camera": camera})
+    settings = parsed.camera
+    assert settings is not None
+    model = build_model(parsed, None)
+    data, (position, quaternion) = mujoco.MjData(model), poses(terrain("flat"), 1)
+    data.qpos[:7] = torch.cat((position[0], quaternion[0])).numpy()
+    mujoco.mj_forward(model, data)
+    origin, (forward, right, down) = camera_frame(settings, position[0], quaternion[0])
+    eye = data.camera("depth")
+    np.testing.assert_allclose(eye.xpos, origin, atol=1e-12)
+    np.testing.assert_allclose(eye.xmat.reshape(3, 3).T, (right, -down, -forward), atol=1e-12)
+    assert list(model.cam_resolution[eye.id]) == [settings.width, settings.height]
+    height = math.tan(math.radians(0.5 * float(model.cam_fovy[eye.id])))
+    width = math.tan(math.radians(0.5 * settings.field_of_view))
+    assert height / width == pytest.approx(settings.height / settings.width)
+
+
+def test_without_a_camera_the_model_has_none() -> None:
+    model = build_model(parse({}), None)
+    assert "depth" not in [model.camera(i).name for i in range(model.ncam)]
 
 
 # Noise ---------------------------------------------------------------------------------------------------------------
@@ -239,6 +265,7 @@ def test_without_noise_an_image_stays_as_it_is() -> None:
         ({"far": 100}, "camera.far is 100, but it must be at most 20"),
         ({"dropout": 1.5}, "camera.dropout is 1.5, but it must be at most 1"),
         ({"position": [0.1, 0.2]}, "camera.position has 2 numbers, but it must have 3"),
+        ({"renderer": "opengl"}, "camera.renderer is 'opengl', but it must be one of rays, warp"),
         ({"height": 4}, "camera.height is 4, but it must be at least 8"),
         ({"pich": 4}, "there is no setting camera.pich. Did you mean pitch"),
     ],
@@ -259,7 +286,7 @@ def walk(frames: DepthFrames, steps: int, *, first: int = 0) -> list[Tensor]:
         rows = frames.turn()
         position = torch.zeros(size, 3)
         position[:, 2] = 0.2 + 0.01 * t + 0.1 * torch.arange(size)
-        frames.take(position[rows], LEVEL.repeat(size, 1)[rows])
+        frames.take(torch.cat((position, LEVEL.repeat(size, 1)), 1)[rows])
         seen.append(frames.seen())
     return seen
 
@@ -313,7 +340,7 @@ def test_a_recorded_step_goes_on_like_a_computed_one() -> None:
     def step(frames: DepthFrames, height: Tensor, started: Tensor) -> Tensor:
         rows = frames.turn()
         place = torch.zeros(7, 2)
-        frames.take(torch.cat((place, height[:, None]), 1)[rows], LEVEL.repeat(7, 1)[rows])
+        frames.take(torch.cat((place, height[:, None], LEVEL.repeat(7, 1)), 1)[rows])
         frames.clear(started)
         return frames.seen()
 
