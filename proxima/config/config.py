@@ -279,10 +279,6 @@ def load_config(
         raise UsageError("preset is for a new run: a resume has the options of its checkpoint; give single options.")
     else:
         config, layers = base, {}
-    if base is not None and base.env.env_file is not None and "env_file" not in flags:
-        for values in (file, flags):  # single settings of the checkpoint's env are changed
-            if "env_kwargs" in values:
-                values["env_kwargs"] = merged(config.env.env_kwargs, values["env_kwargs"])
     given = {**next(iter(layers.values()), {}), **file, **flags}
     if env_file := given.get("env_file"):
         if given.get("env", MUSCLE_ENV) != MUSCLE_ENV:
@@ -351,8 +347,11 @@ def _parsed(values: Mapping[str, Any], *, source: str) -> dict[str, Any]:
 def _assign(config: Config, values: Mapping[str, Any], *, source: str) -> None:
     """Set options by their canonical name."""
     keywords = {name: value for name, value in values.items() if name in env_keywords()}
+    is_same_env = values.get("env", config.env.env) == config.env.env
     for name, value in values.items():
         if name not in keywords:
+            if name == "env_kwargs" and is_same_env:  # single settings of the preset's env are changed
+                value = merged(config.env.env_kwargs, value)
             setattr(getattr(config, all_options()[name].section), name, value)
             config.given[name] = source
     if keywords:

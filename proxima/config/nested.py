@@ -16,9 +16,9 @@ from proxima.config.options import nearest
 from proxima.errors import UsageError
 
 
-def number(default: float, *, least: float = 0.0, above: float | None = None) -> Any:
-    """A field for a number of at least `least`, or above `above`."""
-    return field(default=default, metadata={"least": least, "above": above})
+def number(default: float, *, least: float = 0.0, above: float | None = None, most: float | None = None) -> Any:
+    """A field for a number of at least `least`, or above `above`, and at most `most`."""
+    return field(default=default, metadata={"least": least, "above": above, "most": most})
 
 
 def settings_table(kind: Any, where: str = "") -> list[str]:
@@ -98,7 +98,7 @@ def _value(kind: Any, value: Any, path: str, limits: Mapping[str, Any]) -> Any:
     if origin is tuple:
         items = value.replace(",", " ").split() if isinstance(value, str) else value
         if not isinstance(items, (list, tuple)) or not items:
-            raise UsageError(f"{path} is {value!r}, but it must be a list.")
+            raise UsageError(f"{path} is {value!r}, but it must be a list of numbers.")
         return tuple(_value(args[0], item, path, {"least": 1} if args[0] is int else {}) for item in items)
     if origin is Literal:
         if str(value) not in args:
@@ -130,4 +130,6 @@ def _checked_number(kind: type, value: Any, path: str, limits: Mapping[str, Any]
             raise UsageError(f"{path} is {number:g}, but it must be above {above:g}.")
     elif (least := limits.get("least")) is not None and number < least:
         raise UsageError(f"{path} is {number:g}, but it must be at least {least:g}.")
+    if (most := limits.get("most")) is not None and number > most:
+        raise UsageError(f"{path} is {number:g}, but it must be at most {most:g}.")
     return number

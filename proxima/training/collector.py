@@ -142,7 +142,7 @@ class Collector:
         env = self.env
         if not isinstance(env, EpisodicVecEnv) or (tensors := env.tensors()) is None or not self._rehearsed:
             self._take_steps()
-            self._rehearsed = True
+            self._rehearsed, self._tape = True, None  # a recording would go on from the state before
             return
         if self._tape is None:
             self._tape = self._record_steps(env, tensors)

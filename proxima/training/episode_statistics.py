@@ -1,13 +1,15 @@
 """Statistics of the last training episodes."""
 
 import math
-from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 EPISODE_WINDOW = 100
+_OWN = ("return", "length", "success")
 
 
 class EpisodeStatistics:
@@ -18,10 +20,10 @@ class EpisodeStatistics:
 
     def __init__(self, names: Iterable[str] = (), num_envs: int = 1) -> None:
         """`names` of the env's own numbers; with more than 100 envs, the last `num_envs` episodes count."""
-        size = max(EPISODE_WINDOW, num_envs)
-        self.returns, self.lengths, self.success = (deque[float](maxlen=size) for _ in range(3))
-        """Success is empty until the env has reported one."""
-        self.info = {name: deque[float](maxlen=size) for name in names}
+        self._size, self._names = max(EPISODE_WINDOW, num_envs), (*_OWN, *names)
+        self._window: NDArray[np.float64] = np.empty((len(self._names), 0))
+        """`[K, R]`: a row per number, the oldest episode first."""
+        self._reports_success = False
         self.count = 0
 
     def add(
@@ -32,48 +34,56 @@ class EpisodeStatistics:
         info: Mapping[str, list[float]] | None = None,
     ) -> None:
         """Add finished episodes."""
-        self.returns.extend(returns)
-        self.lengths.extend(lengths)
-        if success is not None and (self.success or not all(map(math.isnan, success))):
-            self.success.extend(success)
-        for name, window in self.info.items():
-            window.extend((info or {}).get(name, []))
+        given = {**(info or {}), "return": returns, "length": lengths} | (
+            {} if success is None else {"success": success}
+        )
+        self._reports_success |= success is not None and not all(map(math.isnan, success))
+        self._append(given, len(returns))
         self.count += len(returns)
+
+    def _append(self, given: Mapping[str, Any], count: int) -> None:
+        unknown = np.full(count, math.nan)
+        new = np.stack(
+            [np.asarray(given[name], float) if len(given.get(name, ())) else unknown for name in self._names]
+        )
+        self._window = np.concatenate((self._window, new), 1)[:, -self._size :]
+
+    @property
+    def returns(self) -> list[float]:
+        """Of the window, the oldest first."""
+        return [float(x) for x in self._window[0]]
+
+    @property
+    def mean_return(self) -> float:
+        """Mean of the window, NaN before the first episode ends."""
+        return float(self._window[0].mean()) if self._window.size else math.nan
 
     def metrics(self) -> dict[str, float]:
         """Means and extremes of the window, NaN before the first episode ends."""
-        returns, lengths = (list(window) or [math.nan] for window in (self.returns, self.lengths))
-        return {
-            "episode_return": sum(returns) / len(returns),
-            "episode_return_min": min(returns),
-            "episode_return_max": max(returns),
-            "episode_length": sum(lengths) / len(lengths),
-            "episode_length_min": min(lengths),
-            "episode_length_max": max(lengths),
-            "episodes": self.count,
-            **({"episode_success": _mean(self.success)} if self.success else {}),
-            **{f"episode_{name}": _mean(window) for name, window in self.info.items()},
-        }
+        known = np.isfinite(self._window)
+        means = np.where(known, self._window, 0.0).sum(1) / np.where(known.any(1), known.sum(1), math.nan)
+        mean = dict(zip(self._names, means.tolist(), strict=True))
+        found = {"episode_return": self.mean_return, "episode_length": mean["length"], "episodes": self.count}
+        for row, name in enumerate(_OWN[:2]):
+            values = self._window[row] if self._window.size else np.array([math.nan])
+            found |= {f"episode_{name}_min": float(values.min()), f"episode_{name}_max": float(values.max())}
+        names = self._names[2 if self._reports_success else 3 :]
+        return found | {f"episode_{name}": mean[name] for name in names}
 
     def get_state(self) -> dict[str, Any]:
-        """The windows and the count."""
-        return {
-            "returns": list(self.returns),
-            "lengths": list(self.lengths),
-            "success": list(self.success),
-            "info": {name: list(window) for name, window in self.info.items()},
-            "count": self.count,
-        }
+        """The window and the count."""
+        return {"names": list(self._names), "window": torch.tensor(self._window), "count": self.count}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Load what `get_state` returned; older states have no success and info."""
-        self.add(state["returns"], state["lengths"], info=state.get("info"))
-        self.success.extend(state.get("success", []))
+        """Load what `get_state` returned; older states have lists."""
+        if "window" in state:
+            rows = dict(zip(state["names"], state["window"].numpy(), strict=True))
+        else:
+            rows = {**state.get("info", {}), "return": state["returns"], "length": state["lengths"]}
+            rows["success"] = state.get("success", [])
+        count = len(rows["return"])
+        # Before the env's first report, older states have shorter lists.
+        rows = {name: [math.nan] * (count - len(x)) + list(x) if len(x) else [] for name, x in rows.items()}
+        self._append(rows, count)
+        self._reports_success = not all(map(math.isnan, rows["success"]))
         self.count = state["count"]
-
-
-def _mean(window: Iterable[float]) -> float:
-    """Mean of the finite values; NaN if there is none."""
-    values = np.array(list(window), dtype=float)
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if known.size else math.nan

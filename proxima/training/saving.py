@@ -55,7 +55,7 @@ def snapshot(trainer: "Trainer") -> Boundary | None:
         "name": config.name,
         "iteration": trainer.iteration,
         "global_step": source.global_step,
-        "episode_return": source.episodes.metrics()["episode_return"],
+        "episode_return": source.episodes.mean_return,
         "eval_return": trainer.examiner.eval_return,
         "action_hold": trainer.source.hold.to_dict(),
         "resumed_from": trainer.lineage[-1] if trainer.lineage else None,

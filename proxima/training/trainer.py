@@ -158,7 +158,7 @@ class Trainer:
 
     def result(self) -> TrainResult:
         """The result so far."""
-        return_, step = self.source.episodes.metrics()["episode_return"], self.source.global_step
+        return_, step = self.source.episodes.mean_return, self.source.global_step
         return TrainResult(self.run_dir, self.saver.last, return_, step, self.policy, self.config)
 
     def restore(self, source: Path) -> None:

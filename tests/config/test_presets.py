@@ -138,3 +138,12 @@ def test_the_student_of_phase_2_sees_depth_and_its_sizes_are_in_one_section() ->
     assert config.policy.encoders["scandots"] == {"use": "none"} and "depth" in config.policy.encoders
     assert (config.ppo.num_steps, config.sequence_length, config.num_minibatches) == (24, 24, 4)
     assert config.distill.teacher_share == [0.0]
+
+
+def test_env_kwargs_change_single_settings_of_a_preset() -> None:
+    kept = load_config("phase1_small", {}).env.env_kwargs
+    changed = load_config("phase1_small", {"env_kwargs": {"randomise": {"noise": 0}}}).env.env_kwargs
+    assert kept["ground"] == changed["ground"] == {"kind": "plane"}
+    assert changed["randomise"] == {**kept["randomise"], "noise": 0}
+    other = load_config("phase1_small", {"env": "Hopper-v5", "env_kwargs": {"healthy_reward": 0.5}}).env.env_kwargs
+    assert other == {"healthy_reward": 0.5}

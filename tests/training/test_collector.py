@@ -165,10 +165,19 @@ def test_statistics_go_through_a_state_and_an_old_one_will_do() -> None:
     one.add([1.0, 2.0], [3, 4], [math.nan, 1.0], {"x": [5.0, math.nan]})
     other, old = EpisodeStatistics(["x", "y"]), EpisodeStatistics(["x"])
     other.set_state(one.get_state())
-    assert str(other.get_state()["success"]) == "[nan, 1.0]" and other.metrics()["episode_x"] == 5.0
+    assert other.returns == [1.0, 2.0] and other.metrics()["episode_x"] == 5.0
     assert other.metrics()["episode_success"] == 1.0 and math.isnan(other.metrics()["episode_y"])
     old.set_state({"returns": [1.0], "lengths": [2], "count": 1})
     assert old.metrics()["episode_return"] == 1.0 and "episode_success" not in old.metrics()
+    lists = EpisodeStatistics(["x"])
+    lists.set_state({"returns": [1.0, 2.0], "lengths": [3, 4], "success": [1.0], "info": {"x": [5.0, 7.0]}, "count": 9})
+    found = lists.metrics()
+    assert (found["episode_length_max"], found["episode_success"], found["episode_x"], found["episodes"]) == (
+        4,
+        1,
+        6,
+        9,
+    )
 
 
 def test_the_window_is_that_of_the_last_hundred_episodes_with_the_unknown_in_it() -> None:

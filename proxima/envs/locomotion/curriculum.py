@@ -1,6 +1,6 @@
 """Which level of the terrain a robot starts on: by the distance it walked, or by the success of all robots."""
 
-from torch import Tensor, arange, stack, where, zeros
+from torch import Tensor, arange, stack, where, zeros, zeros_like
 
 from proxima.envs.locomotion.settings import Ground
 
@@ -8,16 +8,24 @@ GOOD_TRACKING = 0.6
 """Mean of the velocity-tracking term of an episode that counts as a success, if the robot did not fall."""
 
 
+def followed(ideal: Tensor, command: Tensor, dt: float) -> Tensor:
+    """Place and direction `[N, 3]` of robots that follow their commands exactly, one step after `ideal`."""
+    forward, sideways, turn = (dt * command).unbind(1)
+    x, y, yaw = ideal.unbind(1)
+    cos, sin = yaw.cos(), yaw.sin()
+    return stack((x + cos * forward - sin * sideways, y + sin * forward + cos * sideways, yaw + turn), 1)
+
+
 def by_distance(
     level: Tensor, walked: Tensor, commanded: Tensor, fell: Tensor, anywhere: Tensor, ground: Ground
 ) -> Tensor:
-    """Levels `[N]` after an episode: up after half a tile, down after less than half of what was commanded.
+    """Levels `[N]` after an episode: up after half a tile, down after less than half of what was commanded or a fall.
 
-    Past the top it is `anywhere` `[N]`, a random level (Rudin et al. 2022). A robot that `fell` does not go up: it
-    would, on stairs that lead down.
+    Distances are from the start. Past the top it is `anywhere` `[N]`, a random level (Rudin et al. 2022). A robot that
+    `fell` after half a tile stays: it would go up on stairs that lead down.
     """
-    up = (walked > 0.5 * ground.tile_size) & ~fell
-    down = (walked < 0.5 * commanded) & ~up
+    far = walked > 0.5 * ground.tile_size
+    up, down = far & ~fell, ~far & (fell | (walked < 0.5 * commanded))
     level = (level + up.long() - down.long()).clamp(min=0)
     return where(level >= ground.levels, anywhere, level)
 
@@ -38,10 +46,11 @@ class BySuccess:
         self.table, self._kinds = self.table.to(device), self._kinds.to(device)  # type: ignore[call-overload]
         return self
 
-    def record(self, kind: Tensor, ended: Tensor, success: Tensor) -> None:
-        """Count the episodes that ended, of robots on `kind` `[N]`, and move the highest levels if it is time."""
+    def record(self, kind: Tensor, level: Tensor, ended: Tensor, success: Tensor) -> None:
+        """Count the episodes that ended on the highest level of their `kind` `[N]`, and move it if it is time."""
         ground, (highest, episodes, successes) = self.ground, self.table.unbind()
-        here = (kind[:, None] == self._kinds) & ended[:, None]  # [N, K]
+        counts = ended & (level >= highest[kind])
+        here = (kind[:, None] == self._kinds) & counts[:, None]  # [N, K]
         episodes, successes = episodes + here.sum(0), successes + (here & success[:, None]).sum(0)
         due = episodes >= ground.episodes
         better = due & (successes >= ground.raise_at * episodes)
@@ -52,5 +61,8 @@ class BySuccess:
     def levels(self, kind: Tensor, draw: Tensor) -> Tensor:
         """Levels `[N]` to start on: half of the robots on the highest, the others below, by `draw` `[N]` in 0..1."""
         highest = self.table[0][kind]
-        below = (2.0 * draw * (highest + 1)).long()
-        return where(draw < 0.5, below, highest)
+        return where(draw < 0.5, (2.0 * draw * highest).long(), highest)
+
+    def clear(self) -> None:
+        """Begin again."""
+        self.table = zeros_like(self.table)

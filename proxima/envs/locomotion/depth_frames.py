@@ -53,6 +53,11 @@ class DepthFrames:
         self._frames.index_copy_(2, place, torch.cat((image[None, :, None], older)))
         self._clock += 1
 
+    def restart(self) -> None:
+        """Forget all images; the first robots take the next ones."""
+        self._frames.fill_(1.0)
+        self._clock.zero_()
+
     def clear(self, started: Tensor) -> None:
         """Forget the images of robots `[N]` (bool) that start a new episode."""
         self._by_robot().masked_fill_(started[:, None, None, None], 1.0)

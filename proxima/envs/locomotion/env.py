@@ -16,7 +16,7 @@ from proxima.envs.contract import Obs
 from proxima.envs.episodes import EpisodicVecEnv
 from proxima.envs.hashed_random import hash32, hashed_uniform
 from proxima.envs.locomotion import settings as options
-from proxima.envs.locomotion.curriculum import GOOD_TRACKING, BySuccess, by_distance
+from proxima.envs.locomotion.curriculum import GOOD_TRACKING, BySuccess, by_distance, followed
 from proxima.envs.locomotion.mirror import quadruped_mirror
 from proxima.envs.locomotion.rewards import TERMS, Transition, needs_feet, reward
 from proxima.envs.locomotion.robot import (
@@ -32,9 +32,7 @@ from proxima.envs.locomotion.robot import (
 )
 from proxima.envs.locomotion.senses import SCAN_Y, Senses
 from proxima.envs.locomotion.terrain import Terrain, make_terrain
-from proxima.envs.locomotion.variation import NUM_DRAWS, NUM_TRAITS, VARYING, vary
-from proxima.envs.physics.cpu import CpuPhysics
-from proxima.envs.physics.protocol import Physics
+from proxima.envs.locomotion.variation import NUM_DRAWS, NUM_TRAITS, make_physics, vary
 
 _EPISODE_SECONDS = 20.0
 # Columns of the random numbers of a step: for a start, a level, a command, a push, and noise.
@@ -81,10 +79,14 @@ class Quadruped(EpisodicVecEnv):
         self.terrain: Terrain | None = None
         if ground.kind == "rough":
             self.terrain = make_terrain(
-                ground.shares, num_levels=ground.levels, num_columns=ground.columns, tile_size=ground.tile_size, seed=0
+                ground.shares,
+                num_levels=ground.levels,
+                num_columns=ground.columns,
+                tile_size=ground.tile_size,
+                seed=ground.seed,
             )
         self.model = build_model(self.settings, self.terrain)
-        self.physics = self._make_physics(num_threads)
+        self.physics = make_physics(self.model, num_envs, self.device, self.settings.engine, num_threads)
         self.num_threads = getattr(self.physics, "num_threads", None)
         self.sensors = Sensors(self.physics)
         if self.terrain is not None:
@@ -95,22 +97,6 @@ class Quadruped(EpisodicVecEnv):
         self.observation_space = self.senses.space
         self.mirror = quadruped_mirror(self.observation_space, scan_width=SCAN_Y[2])
         self.action_space = spaces.Box(-np.inf, np.inf, (JOINTS,), np.float32)
-
-    def _make_physics(self, num_threads: int | None) -> Physics:
-        engine = self.settings.engine
-        if engine.name == "mujoco" or (engine.name == "auto" and self.device.type == "cpu"):
-            return CpuPhysics(self.model, self.num_envs, varying=VARYING, num_threads=num_threads)
-        from proxima.envs.physics.warp import WarpPhysics
-
-        return WarpPhysics(
-            self.model,
-            self.num_envs,
-            device=self.device,
-            varying=VARYING,
-            max_contacts=engine.max_contacts,
-            max_constraints=engine.max_constraints,
-            deterministic=engine.deterministic,
-        )
 
     def _make_constants(self) -> None:
         ground, size, commands = self.settings.ground, self.num_envs, self.settings.commands
@@ -139,11 +125,19 @@ class Quadruped(EpisodicVecEnv):
         size, device, dtype = self.num_envs, self.device, self.physics.dtype
         self._seeds = self._hashed = torch.zeros(size, dtype=torch.int64, device=device)
         self._episode = torch.zeros(size, dtype=torch.int64, device=device)
-        shapes = {"command": 3, "action": JOINTS, "joint_velocity": JOINTS, "air_time": 4, "start": 2, "target": JOINTS}
+        shapes = {
+            "command": 3,
+            "ideal": 3,
+            "action": JOINTS,
+            "joint_velocity": JOINTS,
+            "air_time": 4,
+            "start": 2,
+            "target": JOINTS,
+        }
         self._world = {name: torch.zeros(size, width, dtype=dtype, device=device) for name, width in shapes.items()}
         self._needs_feet = needs_feet(self.settings.rewards)
         self._world["foot"] = torch.zeros(size, 4 if self._needs_feet else 0, 2, dtype=dtype, device=device)
-        for name in ("commanded", "tracking", "error", "power"):
+        for name in ("tracking", "error", "power"):
             self._world[name] = torch.zeros(size, dtype=dtype, device=device)
         for name in ("level", "column"):
             self._world[name] = torch.zeros(size, dtype=torch.int64, device=device)
@@ -173,6 +167,8 @@ class Quadruped(EpisodicVecEnv):
         highest = min(ground.start_level, ground.levels - 1) if random_start else 0
         self._world["level"] = (draw[:, 0] * (highest + 1)).long()
         self._world["column"] = self._columns
+        self._by_success.clear()
+        self.senses.restart()
         self._traits, self._latency = vary(self.physics, self.settings, draw[:, 1:])
 
     def _roll(self) -> None:
@@ -197,9 +193,9 @@ class Quadruped(EpisodicVecEnv):
         qpos[:, 3], qpos[:, 6] = (0.5 * yaw).cos(), (0.5 * yaw).sin()
         self.physics.reset(started, qpos, torch.zeros_like(self.physics.qvel))
         self._motion = self._motion.restarted(rows, self._stance)
-        for name in ("action", "joint_velocity", "air_time"):
+        for name in ("action", "joint_velocity", "air_time", "ideal"):
             world[name] = world[name].masked_fill(rows, 0.0)
-        for name in ("commanded", "tracking", "error", "power"):
+        for name in ("tracking", "error", "power"):
             world[name] = world[name].masked_fill(started, 0.0)
         world["target"] = torch.where(rows, self._stance, world["target"])
         world["start"] = torch.where(rows, place, world["start"])
@@ -212,6 +208,7 @@ class Quadruped(EpisodicVecEnv):
         ground, world = self.settings.ground, self._world
         if self.terrain is None:
             return
+        kind = self._kind  # of the episode that ended
         if self.num_envs < ground.columns:  # few robots see every kind in turn
             column = (draw[:, 3] * ground.columns).long()
             world["column"] = torch.where(started, column, world["column"])
@@ -221,10 +218,11 @@ class Quadruped(EpisodicVecEnv):
         elif ground.curriculum == "distance":
             walked = (self.physics.qpos[:, :2] - world["start"]).norm(dim=1)
             anywhere = (extra * ground.levels).long()
-            after = by_distance(level, walked, world["commanded"], self._fell, anywhere, ground)
+            commanded = world["ideal"][:, :2].norm(dim=1)
+            after = by_distance(level, walked, commanded, self._fell, anywhere, ground)
             level = torch.where(again, after, level)
         elif ground.curriculum == "success":
-            self._by_success.record(self._kind, again, self._success())
+            self._by_success.record(kind, level, again, self._success())
             level = torch.where(started, self._by_success.levels(self._kind, extra), level)
         world["level"] = level
 
@@ -250,7 +248,7 @@ class Quadruped(EpisodicVecEnv):
         self._push(moving)
         self._move(action, moving)
         step = self._transition(action)
-        self._fell = step.fell
+        self._fell = step.fell if moving is None else torch.where(moving, step.fell, self._fell)
         total = reward(step, self.settings.rewards)
         self._record(step)
         if moving is not None:  # robots that wait stay as they are
@@ -322,7 +320,7 @@ class Quadruped(EpisodicVecEnv):
         world["tracking"] = world["tracking"] + TERMS["tracking_velocity"](step)
         world["error"] = world["error"] + (motion.velocity[:, :2] - step.command[:, :2]).norm(dim=1)
         world["power"] = world["power"] + TERMS["power"](step)
-        world["commanded"] = world["commanded"] + step.command[:, :2].norm(dim=1) * self._dt
+        world["ideal"] = followed(world["ideal"], step.command, self._dt)
         world["air_time"] = step.air_time.masked_fill(step.touching, 0.0)
         world["action"], world["joint_velocity"] = step.action, motion.joint_velocity
         world["foot"] = step.foot[..., :2]

@@ -92,7 +92,10 @@ def needs_feet(weights: Rewards) -> bool:
 
 def reward(t: Transition, weights: Rewards) -> Tensor:
     """The weighted sum of the terms `[N]`; a term without weight is not computed."""
-    wanted = ((term, getattr(weights, name)) for name, term in TERMS.items())
-    parts = [weight * term(t) for term, weight in wanted if weight]
-    total = sum(parts[1:], parts[0]) if parts else t.command[:, 0] * 0.0
-    return total.clamp(min=0.0) if weights.clip_at_zero else total
+    total = t.command[:, 0] * 0.0
+    for name, term in TERMS.items():
+        if name == "fall" and weights.clip_at_zero:  # the last one, after the clipping
+            total = total.clamp(min=0.0)
+        if weight := getattr(weights, name):
+            total = total + weight * term(t)
+    return total

@@ -100,6 +100,11 @@ class Senses:
             draw = hashed_uniform(hashed_seeds[rows], episode[rows], step[rows], pixels, first=_IMAGE_DRAWS)
         self.frames.take(self.physics.qpos[rows], draw)
 
+    def restart(self) -> None:
+        """Nothing has been seen, and it is the first robots' turn."""
+        if self.frames is not None:
+            self.frames.restart()
+
     def forget(self, started: Tensor) -> None:
         """Robots `[N]` (bool) that start an episode have seen nothing yet."""
         if self.frames is not None:

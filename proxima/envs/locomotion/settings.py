@@ -6,10 +6,11 @@ from typing import Any, Literal
 
 from proxima.config.nested import build, number
 from proxima.envs.locomotion.depth import CameraSettings
-from proxima.envs.locomotion.terrain import KINDS
+from proxima.envs.locomotion.terrain import CELL, KINDS
 from proxima.errors import UsageError
 
 _NEGATIVE = -1e9
+_PHYSICS_RATE = 200
 
 
 def _weight(default: float) -> Any:
@@ -21,7 +22,7 @@ class Control:
     """From actions to joint targets: `stance + action_scale * action`, followed by PD control."""
 
     rate: float = number(50.0, above=0.0)
-    """Actions per second; the physics takes 200 steps per second."""
+    """Actions per second, a divisor of 200: the physics takes 200 steps per second."""
     action_scale: float = number(0.25, above=0.0)
     """Radians per unit of action."""
     kp: float = number(35.0, above=0.0)
@@ -46,7 +47,7 @@ class Commands:
     """Draw the forward velocity between 0.3 and `forward`, none sideways and no turn."""
     seconds: float = number(10.0, above=0.0)
     """A new command is drawn this often."""
-    standing: float = number(0.02)
+    standing: float = number(0.02, most=1.0)
     """Share of commands that are zero."""
 
 
@@ -85,11 +86,11 @@ class Rewards:
     pose: float = _weight(0.0)
     """Sum of squared joint angles from the stance, rad."""
     alive: float = _weight(0.0)
-    """1 in every step."""
+    """1 in every step without a fall."""
     fall: float = _weight(0.0)
     """1 in a step that ends the episode by a fall."""
     clip_at_zero: bool = True
-    """A negative sum counts as 0, so that falling early never pays."""
+    """A negative sum of all other terms than `fall` counts as 0, so that falling early never pays."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +99,11 @@ class Randomise:
 
     friction: tuple[float, ...] = (0.5, 1.25)
     """Range of the feet's friction, one value per robot."""
-    payload: float = number(1.0)
+    payload: float = number(1.0, most=4.0)
     """Range of extra mass on the trunk, ± kg."""
-    centre_of_mass: float = number(0.02)
+    centre_of_mass: float = number(0.02, most=0.2)
     """Range of the shift of the trunk's centre of mass along each axis, ± m."""
-    gains: float = number(0.1)
+    gains: float = number(0.1, most=0.9)
     """Range of the factor on kp and kd, 1 ± this, one per robot."""
     push_speed: float = number(1.0)
     """Pushes set the horizontal velocity to up to ± this, m/s."""
@@ -126,21 +127,24 @@ class Ground:
     levels: int = number(10, least=1)
     """Rows of tiles, of rising difficulty."""
     columns: int = number(20, least=1)
-    """Columns of tiles; robots are spread over them."""
+    """Columns of tiles; robots are spread over them. With fewer columns than kinds, some kinds are left out."""
     tile_size: float = number(8.0, above=2.0)
     """Metres."""
     start_level: int = number(5)
     """Robots start at random levels up to this one."""
     curriculum: Literal["distance", "success", "none"] = "distance"
     """distance: a robot goes up a level after walking half a tile without a fall, and down after less than half of the
-    commanded distance; success: all robots on a kind of ground start at level 0, and its highest level rises when
-    `raise_at` of their episodes succeed and falls below `lower_at`; none: random levels up to start_level."""
-    raise_at: float = number(0.8)
+    commanded distance or a fall; success: all robots on a kind of ground start at level 0, and its highest level rises
+    when `raise_at` of the episodes on it succeed and falls below `lower_at`; none: every robot keeps a random level up
+    to start_level."""
+    raise_at: float = number(0.8, most=1.0)
     """Success rate from which the highest level rises."""
-    lower_at: float = number(0.4)
+    lower_at: float = number(0.4, most=1.0)
     """Success rate below which it falls."""
     episodes: int = number(100, least=1)
-    """Episodes on a kind of ground between two changes of its highest level, for the curriculum by success."""
+    """Episodes on the highest level of a kind of ground after which it may change, for the curriculum by success."""
+    seed: int = number(0)
+    """Of the tiles: another one is another ground."""
     level: int | None = None
     """Every robot on this level, without a curriculum: for evaluation."""
 
@@ -188,15 +192,27 @@ def parse(content: dict[str, Any]) -> QuadrupedSettings:
     for kind in settings.ground.shares:
         if kind not in KINDS:
             raise UsageError(f"ground.shares.{kind}: there is no such terrain; it can be {', '.join(KINDS)}.")
-    ground, longest = settings.ground, 1.0 / settings.control.rate
+    ground, step = settings.ground, 1.0 / settings.control.rate
+    if not ground.shares or not sum(ground.shares.values()):
+        raise UsageError("ground.shares is empty: give at least one kind of ground, such as {rough: 1}.")
+    if abs(_PHYSICS_RATE * step - round(_PHYSICS_RATE * step)) > 1e-6 or step < 1.0 / _PHYSICS_RATE:
+        raise UsageError(
+            f"control.rate is {settings.control.rate:g}, but it must divide {_PHYSICS_RATE}, as 50 or 100."
+        )
+    if abs(ground.tile_size / CELL - round(ground.tile_size / CELL)) > 1e-6:
+        raise UsageError(f"ground.tile_size is {ground.tile_size:g}, but it must be a multiple of {CELL:g} m.")
+    seconds = {"commands.seconds": settings.commands.seconds, "randomise.push_seconds": settings.randomise.push_seconds}
+    for name, value in seconds.items():
+        if value < step:
+            raise UsageError(f"{name} is {value:g}, but it must be at least {step:g}, the time of one action.")
     if ground.level is not None and ground.level >= ground.levels:
         raise UsageError(f"ground.level is {ground.level}, but there are levels 0 to {ground.levels - 1}.")
-    _check_range("control.latency", settings.control.latency, longest)
+    _check_range("control.latency", settings.control.latency, step)
     _check_range("randomise.friction", settings.randomise.friction, math.inf)
     return settings
 
 
 def _check_range(name: str, ends: tuple[float, ...], most: float) -> None:
     if len(ends) != 2 or not 0.0 <= ends[0] <= ends[1] <= most:
-        limit = f" of at most {most:g}" if math.isfinite(most) else ""
-        raise UsageError(f"{name} is {list(ends)}, but it must be a lower and an upper end, from 0{limit}.")
+        limit = f", at most {most:g}" if math.isfinite(most) else ""
+        raise UsageError(f"{name} is {list(ends)}, but it must be a lower and an upper end, at least 0{limit}.")

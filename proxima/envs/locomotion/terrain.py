@@ -1,6 +1,7 @@
 """Terrain as one height map: tiles of rising difficulty side by side, looked up by physics, scandots and start points.
 
 A row of tiles is a level of difficulty, a column one kind of ground. Heights of the kinds follow Rudin et al. (2022).
+Tiles end at height 0, and are surrounded by flat ground.
 """
 
 from collections.abc import Callable
@@ -18,6 +19,11 @@ CELL = 0.1
 """Metres between two points of the map."""
 _FLAT_MIDDLE = 1.0
 """Metres from the middle of a tile, where robots start, that are flat."""
+_FLAT_EDGE = 0.2
+"""Metres at the edge of a tile that are at height 0, so that tiles fit together."""
+BORDER = 20.0
+"""Metres of flat ground around the tiles: farther than a robot walks in an episode."""
+_STEP_WIDTH = 0.3
 
 
 def _flat(x: Heights, y: Heights, d: float, rng: Generator) -> Heights:
@@ -26,7 +32,7 @@ def _flat(x: Heights, y: Heights, d: float, rng: Generator) -> Heights:
 
 def _slope(x: Heights, y: Heights, d: float, rng: Generator) -> Heights:
     """A pyramid, up or down, of slope up to 0.4."""
-    return 0.4 * d * (_from_edge(x, y) * rng.choice([-1.0, 1.0]))
+    return 0.4 * d * _inwards(x, y) * rng.choice([-1.0, 1.0])
 
 
 def _rough(x: Heights, y: Heights, d: float, rng: Generator) -> Heights:
@@ -42,12 +48,12 @@ def _rough(x: Heights, y: Heights, d: float, rng: Generator) -> Heights:
 
 
 def _stairs(x: Heights, y: Heights, d: float, rng: Generator) -> Heights:
-    """Steps of 5 to 23 cm, 0.3 m wide, up to the edge."""
-    return -(0.05 + 0.18 * d) * np.floor(_from_edge(x, y) / 0.3)
+    """Steps of 5 to 23 cm, 0.3 m wide: robots start at the bottom and climb to the edge."""
+    return -(0.05 + 0.18 * d) * np.floor(_inwards(x, y) / _STEP_WIDTH + 1e-6)
 
 
 def _stairs_down(x: Heights, y: Heights, d: float, rng: Generator) -> Heights:
-    """The same, down to the edge."""
+    """The same, from the top down to the edge."""
     return -_stairs(x, y, d, rng)
 
 
@@ -62,8 +68,8 @@ def _obstacles(x: Heights, y: Heights, d: float, rng: Generator) -> Heights:
 
 
 def _stones(x: Heights, y: Heights, d: float, rng: Generator) -> Heights:
-    """Stones of 1.5 to 0.15 m, 0.05 to 0.2 m apart, over a pit of 1 m."""
-    size, gap = max(0.3, 1.5 * (1.05 - d)), 0.05 + 0.15 * d
+    """Stones of 1.5 to 0.3 m, 0.1 to 0.2 m apart, over a pit of 1 m."""
+    size, gap = max(0.3, 1.5 * (1.05 - d)), 0.1 + 0.1 * d
     on_stone = ((x % (size + gap)) < size) & ((y % (size + gap)) < size)
     return np.where(on_stone, 0.0, -1.0)
 
@@ -87,9 +93,10 @@ KINDS: dict[str, Callable[[Heights, Heights, float, Generator], Heights]] = {
 """Heights of a tile as a function of the distance from its middle and of a difficulty from 0 to 1."""
 
 
-def _from_edge(x: Heights, y: Heights) -> Heights:
-    """Negative distance from the flat middle, in the larger direction."""
-    return -np.maximum(np.maximum(np.abs(x), np.abs(y)) - _FLAT_MIDDLE, 0.0)
+def _inwards(x: Heights, y: Heights) -> Heights:
+    """Distance from the edge of the tile, as far as its flat middle."""
+    edge = float(np.abs(x).max())
+    return np.minimum(edge - np.maximum(np.abs(x), np.abs(y)), edge - _FLAT_MIDDLE)
 
 
 @dataclass(frozen=True)
@@ -105,7 +112,7 @@ class Terrain:
 
     def start(self, level: Tensor, column: Tensor) -> Tensor:
         """`[N, 2]`, the middle of the tiles of levels and columns `[N]`."""
-        x, y = ((place + 0.5) * self.tile_size for place in (level, column))
+        x, y = (BORDER + (place + 0.5) * self.tile_size for place in (level, column))
         return torch.stack((x + self.origin[0], y + self.origin[1]), -1)
 
     def to(self, device: torch.device) -> "Terrain":
@@ -131,23 +138,23 @@ class Terrain:
 def make_terrain(
     shares: dict[str, float], *, num_levels: int, num_columns: int, tile_size: float, seed: int
 ) -> Terrain:
-    """Tiles of `num_levels` x `num_columns`; the columns have the kinds in the given shares."""
+    """Tiles of `num_levels` x `num_columns`; the columns have the kinds in the given shares, level 0 is flat."""
     rng = np.random.default_rng(seed)
     ends = np.cumsum(list(shares.values())) / sum(shares.values())
     names = list(shares)
     kinds = tuple(names[int(np.searchsorted(ends, (c + 0.5) / num_columns))] for c in range(num_columns))
-    count = round(tile_size / CELL)
+    count, border = round(tile_size / CELL), round(BORDER / CELL)
     side = (np.arange(count) + 0.5) * CELL - 0.5 * tile_size
     x, y = np.meshgrid(side, side, indexing="ij")
-    heights = np.zeros((num_levels * count + 1, num_columns * count + 1))
-    middle = np.maximum(np.abs(x), np.abs(y)) <= _FLAT_MIDDLE
-    for level in range(num_levels):
+    away = np.maximum(np.abs(x), np.abs(y))
+    middle, edge = away <= _FLAT_MIDDLE, away > away.max() - _FLAT_EDGE
+    tiles = np.zeros((num_levels * count, num_columns * count))
+    for level in range(1, num_levels):
         for column, kind in enumerate(kinds):
-            difficulty = level / max(1, num_levels - 1)
-            tile = KINDS[kind](x, y, difficulty, rng)
-            tile = np.where(middle, np.median(tile[middle]), tile)
-            heights[level * count : (level + 1) * count, column * count : (column + 1) * count] = tile
-    heights[-1], heights[:, -1] = heights[-2], heights[:, -2]
+            tile = KINDS[kind](x, y, level / (num_levels - 1), rng)
+            tile = np.where(edge, 0.0, np.where(middle, np.median(tile[middle]), tile))
+            tiles[level * count : (level + 1) * count, column * count : (column + 1) * count] = tile
+    heights = np.pad(tiles, ((border, border + 1), (border, border + 1)))
     size = ((heights.shape[0] - 1) * CELL, (heights.shape[1] - 1) * CELL)
     origin = (-0.5 * size[0], -0.5 * size[1])
     return Terrain(torch.from_numpy(heights).float(), origin, tile_size, kinds)

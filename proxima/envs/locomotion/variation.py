@@ -1,17 +1,48 @@
-"""What differs between the robots: friction, mass, centre of mass, gains and latency, one value each per robot."""
+"""The robots' physics, and what differs between them: friction, mass, centre of mass, gains and latency."""
 
+import logging
+
+import mujoco
 import torch
 from torch import Tensor
 
 from proxima.envs.locomotion.robot import LEGS, TIMESTEP
-from proxima.envs.locomotion.settings import QuadrupedSettings
+from proxima.envs.locomotion.settings import Engine, QuadrupedSettings
+from proxima.envs.physics.cpu import CpuPhysics
 from proxima.envs.physics.protocol import Physics
+from proxima.errors import UsageError
+
+log = logging.getLogger("proxima")
 
 VARYING = ("geom_friction", "body_mass", "body_ipos", "actuator_gainprm", "actuator_biasprm")
 """Model fields that `vary` changes."""
 NUM_DRAWS = 7
 NUM_TRAITS = 6
 """Friction, payload, centre of mass (3), gains."""
+
+
+def make_physics(
+    model: mujoco.MjModel, num_worlds: int, device: torch.device, engine: Engine, num_threads: int | None
+) -> Physics:
+    """The engine of the settings, in which bodies can differ."""
+    on_cpu = device.type == "cpu"
+    if engine.name == "mujoco" and not on_cpu:
+        raise UsageError(f"engine.name is mujoco, but the device is {device}: use warp, or --device cpu.")
+    if on_cpu and engine.name != "warp":
+        return CpuPhysics(model, num_worlds, varying=VARYING, num_threads=num_threads)
+    if on_cpu:
+        log.warning("MuJoCo Warp on a CPU is some 30 times slower than MuJoCo, and takes a minute to start.")
+    from proxima.envs.physics.warp import WarpPhysics
+
+    return WarpPhysics(
+        model,
+        num_worlds,
+        device=device,
+        varying=VARYING,
+        max_contacts=engine.max_contacts,
+        max_constraints=engine.max_constraints,
+        deterministic=engine.deterministic,
+    )
 
 
 def vary(physics: Physics, settings: QuadrupedSettings, draw: Tensor) -> tuple[Tensor, Tensor]:

@@ -95,7 +95,7 @@ class WarpPhysics(Physics):
     def step(self, count: int, moving: Tensor | None = None) -> None:
         """Take `count` substeps in every world, or in those of `moving` `[N]`."""
         if moving is not None:
-            before = {name: self.derived(name).clone() for name in _STATE}
+            before = {name: self.derived(name).clone() for name in {*_STATE, *self._tensors} - {*self._varying}}
             self.step(count)
             for name, x in before.items():
                 rows = moving.view(-1, *[1] * (x.ndim - 1))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from proxima.envs.locomotion.curriculum import BySuccess, by_distance
+from proxima.envs.locomotion.curriculum import BySuccess, by_distance, followed
 from proxima.envs.locomotion.settings import Ground
 
 
@@ -18,7 +18,7 @@ from proxima.envs.locomotion.settings import Ground
         (2, 5.0, 5.0, False, 7),  # past the top: anywhere, here 7
         (2, 0.0, 0.0, False, 2),  # nothing was commanded
         (1, 5.0, 8.0, True, 1),  # it fell down the stairs
-        (1, 5.0, 100.0, True, 0),
+        (1, 3.0, 1.0, True, 0),  # a fall
     ],
 )
 def test_levels_by_distance(level: int, walked: float, commanded: float, fell: bool, after: int) -> None:
@@ -39,7 +39,7 @@ def test_levels_by_success() -> None:
     everyone = torch.ones(5, dtype=torch.bool)
 
     def record(*success: bool) -> list[int]:
-        curriculum.record(kind, everyone, torch.tensor(success))
+        curriculum.record(kind, curriculum.table[0][kind], everyone, torch.tensor(success))
         return curriculum.table[0].tolist()
 
     assert record(True, True, True, False, True) == [1, 0]  # 3 of 4; the other kind has one episode so far
@@ -50,8 +50,11 @@ def test_levels_by_success() -> None:
     assert record(False, False, False, False, False) == [0, 1]
     assert record(False, False, False, False, False) == [0, 1]
     assert record(False, False, False, False, False) == [0, 0]
-    curriculum.record(kind, ~everyone, everyone)
+    curriculum.record(kind, curriculum.table[0][kind], ~everyone, everyone)
     assert curriculum.table[1:].tolist() == [[0, 0], [0, 0]]  # nothing ended
+    curriculum.table[0] = 2
+    curriculum.record(kind, torch.tensor([0, 1, 1, 2, 0]), everyone, everyone)
+    assert curriculum.table[1:].tolist() == [[1, 0], [1, 0]]  # only what happens on the highest level counts
 
 
 def test_starts_by_success_are_on_the_highest_level_and_below() -> None:
@@ -60,4 +63,12 @@ def test_starts_by_success_are_on_the_highest_level_and_below() -> None:
     level = curriculum.levels(
         torch.zeros(8, dtype=torch.int64), torch.tensor([0.0, 0.1, 0.2, 0.3, 0.4, 0.49, 0.5, 0.9])
     )
-    assert level.tolist() == [0, 0, 1, 2, 3, 3, 3, 3]
+    assert level.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_commands_that_are_followed_exactly() -> None:
+    ideal, command = torch.zeros(2, 3, dtype=torch.float64), torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 1.0]]).double()
+    for _ in range(1000):
+        ideal = followed(ideal, command, 2 * torch.pi / 1000)
+    assert torch.allclose(ideal[0], torch.tensor([2 * torch.pi, 0.0, 0.0]).double())
+    assert float(ideal[1, :2].norm()) < 1e-9  # a circle

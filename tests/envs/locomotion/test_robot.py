@@ -1,6 +1,7 @@
 """The robot's kinematics against MuJoCo's, and what differs between robots."""
 
 import dataclasses
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -182,3 +183,83 @@ def test_stands_with_pd_control() -> None:
     assert not bool(step.ended.any())
     assert float((env._motion.joint - torch.tensor(STANCE)).abs().max()) < 0.3
     assert float(env.qpos[:, 2].min()) > 0.2 and float(env._motion.gravity[:, 2].max()) < -0.99
+
+
+def test_the_same_seed_is_the_same_episode_again() -> None:
+    env = Quadruped(
+        num_envs=3,
+        max_episode_steps=4,
+        camera={"height": 8, "width": 12},
+        ground={"curriculum": "success", "episodes": 1, "raise_at": 0.0},
+    )
+    found = []
+    for _ in range(2):
+        env.reset(seed=4)
+        steps = [env.step(torch.zeros(3, JOINTS)) for _ in range(11)]
+        found.append(torch.cat([x.flatten() for step in steps for x in (*step.obs.values(), step.reward)]))
+        assert int(env._by_success.table[0].max()) > 0
+    assert torch.equal(*found)
+
+
+def test_success_counts_for_the_ground_on_which_it_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = Quadruped(num_envs=1, max_episode_steps=1, ground={"curriculum": "success"})
+    env.reset(seed=0)
+    recorded = []
+    monkeypatch.setattr(env._by_success, "record", lambda kind, *_: recorded.append(int(kind)))
+    walked = []
+    for _ in range(12):
+        walked.append(int(env._kind))
+        env.step(torch.zeros(1, JOINTS))
+    assert recorded == walked and len(set(walked)) > 1
+
+
+def test_a_fall_in_a_held_action_is_not_forgotten() -> None:
+    env = Quadruped(num_envs=2, ground={"kind": "plane"}, randomise=SAME)
+    env.hold = Hold(4, 4, gamma=0.9)
+    env.reset(seed=0)
+    env.physics.qpos[1, 3:7] = torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64)  # on its back
+    step = env.step(torch.zeros(2, JOINTS))
+    assert step.terminated.tolist() == [False, True]
+    assert step.duration is not None and step.duration.tolist() == [4, 1]
+    assert step.episodes.info["fell"].tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("clip", [True, False])
+def test_a_fall_costs_what_it_costs(clip: bool) -> None:
+    def reward(**weights: object) -> float:
+        env = Quadruped(num_envs=1, ground={"kind": "plane"}, rewards={"clip_at_zero": clip, **weights})
+        env.reset(seed=0)
+        env.physics.qpos[0, 3:7] = torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+        return float(env.step(torch.zeros(1, JOINTS)).reward)
+
+    assert reward(fall=-100.0) == pytest.approx(reward() - 100.0)
+
+
+def test_robots_do_not_walk_off_the_map() -> None:
+    env = Quadruped(num_envs=1, ground={"levels": 1, "columns": 1, "shares": {"flat": 1}}, randomise=SAME)
+    env.reset(seed=0)
+    env.physics.qpos[0, :2] += 18.0  # more than a robot walks in 20 s
+    for _ in range(20):
+        step = env.step(torch.zeros(1, JOINTS))
+    assert not bool(step.ended.any()) and float(env.qpos[0, 2]) > 0.15
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"control": {"rate": 60}}, "control.rate is 60, but it must divide 200"),
+        ({"control": {"rate": 500}}, "control.rate is 500, but it must divide 200"),
+        ({"commands": {"seconds": 0.001}}, "commands.seconds is 0.001, but it must be at least 0.02"),
+        ({"randomise": {"push_seconds": 0.001}}, "randomise.push_seconds is 0.001"),
+        ({"randomise": {"payload": 20}}, "randomise.payload is 20, but it must be at most 4"),
+        ({"randomise": {"gains": 2}}, "randomise.gains is 2, but it must be at most 0.9"),
+        ({"randomise": {"friction": [1.0, 0.5]}}, "randomise.friction is .* a lower and an upper end, at least 0"),
+        ({"ground": {"shares": {}}}, "ground.shares is empty"),
+        ({"ground": {"raise_at": 5}}, "ground.raise_at is 5, but it must be at most 1"),
+        ({"ground": {"tile_size": 3.14}}, "ground.tile_size is 3.14, but it must be a multiple of 0.1"),
+        ({"commands": {"standing": 2}}, "commands.standing is 2, but it must be at most 1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Quadruped(**settings)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.envs.locomotion.terrain import CELL, KINDS, Terrain, add_to, make_terrain
+from proxima.envs.locomotion.terrain import BORDER, CELL, KINDS, Terrain, add_to, make_terrain
 
 
 def terrain(**shares: float) -> Terrain:
@@ -24,6 +24,7 @@ def test_a_height_is_what_a_ray_of_mujoco_hits() -> None:
     mujoco.mj_forward(model, data)
     rng = np.random.default_rng(0)
     points = rng.uniform([-11.9, -31.9], [11.9, 31.9], (500, 2))
+    points[:50] *= 1.5  # on the border, too
     down, hit = np.array([0.0, 0.0, -1.0]), np.zeros(1, np.int32)
     rays = [10.0 - mujoco.mj_ray(model, data, np.array([x, y, 10.0]), down, None, 1, -1, hit, None) for x, y in points]
     heights = ground.height(*torch.from_numpy(points).T)
@@ -40,17 +41,21 @@ def test_tiles_get_harder_with_the_level_and_start_on_flat_ground(kind: str) -> 
         near = ground.height(x + middle[level, 0], y + middle[level, 1])
         assert near.max() - near.min() < 1e-6
     count = round(8.0 / CELL)
-    spread = [float(ground.heights[i * count : (i + 1) * count].std()) for i in range(3)]
+    border = round(BORDER / CELL)
+    tiles = ground.heights[border : -border - 1, border : -border - 1]
+    spread = [float(tiles[i * count : (i + 1) * count].std()) for i in range(3)]
     if kind == "flat":
         assert spread == [0.0, 0.0, 0.0]
     else:
-        assert spread[2] > spread[0]
+        assert spread[2] > spread[1] > spread[0] == 0.0  # level 0 is flat
+    edges = torch.cat([tiles[i * count + j] for i in range(3) for j in (0, count - 1)])
+    assert not bool(edges.any())  # tiles fit together
 
 
 def test_shares_become_columns() -> None:
     ground = make_terrain({"flat": 0.25, "rough": 0.75}, num_levels=1, num_columns=8, tile_size=4.0, seed=0)
     assert ground.kinds == ("flat",) * 2 + ("rough",) * 6
-    assert ground.heights.shape == (41, 321)
+    assert ground.heights.shape == (41 + 400, 321 + 400)
 
 
 def test_beyond_the_edge_the_ground_goes_on() -> None:
