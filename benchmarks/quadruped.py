@@ -9,6 +9,7 @@ The learning runs are ordinary runs of `proxima train`; `--add NAME RUN` records
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -139,10 +140,13 @@ def measure(ground: str, worlds: int, setting: str, rounds: int) -> dict[str, An
     if learns:
         for _ in range(min(rounds, 2)):  # an update after compilation
             times["update"].append(1e3 * seconds(learner.update, batch)[0])
+        times["iteration"] = [1e3 * seconds(trainer.iterate)[0] for _ in range(rounds)]
     free, total = torch.cuda.mem_get_info()
     steps = trainer.config.ppo.num_steps
     row = {"ground": ground, "worlds": worlds, "setting": setting, "steps": steps, "gb": (total - free) / 1e9}
     row |= {name: min(values) for name, values in times.items() if values}
+    if "iteration" in times:
+        row["iteration"] = statistics.median(times["iteration"])  # with statistics, metrics and a snapshot
     if setting == "fast":
         row["waits"] = waits(source.collect)
         row["env"] = env_milliseconds(trainer, rounds)
@@ -285,6 +289,13 @@ def speed_table(rows: list[dict[str, Any]]) -> list[str]:
             memory = [found.get((ground, worlds, setting)) for setting in SETTINGS]
             cells += [f"{row['gb']:.1f} GB" if row else "" for row in memory]
             lines.append(f"| {ground} | {worlds} | " + " | ".join(cells) + " |")
+    for worlds, bar in BARS.items():
+        row = found["rough", worlds, "fast"]
+        rate = worlds * row["steps"] / (row["collect"] + row["prepare"] + row["update"]) * 1e3
+        lines.append(f"\nWanted with {worlds} robots on rough ground, fast: {bar:,}; found: {rate:,.0f}.")
+    memory = {worlds: found["rough", worlds, "fast"]["gb"] for worlds in MEMORY_LIMIT}
+    text = ", ".join(f"{memory[worlds]:.1f} of {limit} GB ({worlds})" for worlds, limit in MEMORY_LIMIT.items())
+    lines.append(f"\nMemory, of what the document of `phase1_monolithic` allows: {text}.")
     lines += ["", "Milliseconds of an iteration on rough ground:", ""]
     lines += [
         "| robots | physics | observations, rewards, resets | policy and storage | advantages | update, fast | update, "

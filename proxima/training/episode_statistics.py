@@ -34,10 +34,10 @@ class EpisodeStatistics:
         info: Mapping[str, list[float]] | None = None,
     ) -> None:
         """Add finished episodes."""
-        given = {**(info or {}), "return": returns, "length": lengths} | (
-            {} if success is None else {"success": success}
-        )
-        self._reports_success |= success is not None and not all(map(math.isnan, success))
+        given: dict[str, list[Any]] = {**(info or {}), "return": returns, "length": lengths}
+        if success is not None:
+            given["success"] = success
+            self._reports_success |= not all(map(math.isnan, success))
         self._append(given, len(returns))
         self.count += len(returns)
 
