@@ -97,10 +97,13 @@ def test_a_config_made_in_python_trains() -> None:
 def test_every_preset_trains_an_iteration(name: str) -> None:
     options = {"compile": "off", "tensorboard": False, "num_steps": 8, "iteration_steps": 64, "total_timesteps": 1}
     config = load_config(name, options | TOY_TEXT.get(name, {}))
+    if "Quadruped" in config.env.env:  # made for a GPU
+        config.env.num_envs = min(config.env.num_envs, 16)
+        config.env.env_kwargs |= {"camera": {"height": 16, "width": 24}} if "camera" in config.env.env_kwargs else {}
     if "Mario" in config.env.env and find_rom() is None:
         pytest.skip("the game file of Super Mario Bros. is not on this machine")
     config.ppo.update_epochs = 1
-    config.algorithm.minibatch_size = min(config.algorithm.minibatch_size, 64)
+    config.algorithm.minibatch_size = min(config.algorithm.minibatch_size, 64 if config.env.num_envs > 16 else 4)
     config.dqn.buffer_size, config.dqn.learning_starts = 256, 16
     done = Trainer(config).run()
     assert done.global_step == (64 if config.algorithm.algorithm == "DQN" else config.rollout_size)
