@@ -83,7 +83,8 @@ def whole_checkpoints(folder: Path) -> list[Path]:
 
 def same(one: Any, two: Any) -> bool:
     if isinstance(one, torch.Tensor):
-        return torch.equal(one, two)
+        # NaN, of an episode that did not report a number, equals NaN.
+        return one.shape == two.shape and bool(((one == two) | (one != one) & (two != two)).all())
     if isinstance(one, dict):
         return one.keys() == two.keys() and all(same(one[key], two[key]) for key in one)
     if isinstance(one, list):

@@ -8,11 +8,8 @@ import torch
 
 from proxima import train
 from proxima.config import load_config
-from proxima.envs.catalog import TENSOR_WORLDS
-from proxima.envs.locomotion.env import SCAN_Y, Quadruped
-from proxima.envs.locomotion.mirror import quadruped_mirror
 from proxima.errors import UsageError
-from tests.training.runs import FILES, SMALL, metrics
+from tests.training.runs import FILES, SMALL, metrics, same
 
 RUN = SMALL | {
     "env": "proxima/Quadruped-v0",
@@ -29,27 +26,8 @@ RUN = SMALL | {
 }
 
 
-class MirroredQuadruped(Quadruped):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.mirror = quadruped_mirror(self.observation_space, scan_width=SCAN_Y[2])
-
-
-@pytest.fixture(autouse=True)
-def quadruped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TENSOR_WORLDS, "proxima/Quadruped-v0", f"{__name__}:MirroredQuadruped")
-
-
 def loaded(folder: Path, name: str) -> Any:
     return torch.load(folder / name, weights_only=True)
-
-
-def same(one: Any, two: Any) -> bool:
-    if isinstance(one, dict):
-        return one.keys() == two.keys() and all(same(x, two[key]) for key, x in one.items())
-    if isinstance(one, list):
-        return len(one) == len(two) and all(map(same, one, two))
-    return torch.equal(one, two) if isinstance(one, torch.Tensor) else bool(one == two)
 
 
 @pytest.mark.slow
