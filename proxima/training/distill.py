@@ -107,6 +107,13 @@ def _load(parts: Parts) -> Policy:
     assert distill.teacher is not None
     saved = restore_policy(distill.teacher)
     distill.teacher_settings = _settings(saved)
+    theirs, ours = saved.config.env, parts.config.env
+    names = sorted({*theirs.env_kwargs, *ours.env_kwargs})
+    different = [name for name in names if theirs.env_kwargs.get(name) != ours.env_kwargs.get(name)]
+    if theirs.env != ours.env:
+        parts.notices.append(f"The teacher was trained on {theirs.env}, the student learns on {ours.env}.")
+    elif different:
+        parts.notices.append(f"The teacher's env had other env_kwargs: {', '.join(different)}.")
     return saved.policy
 
 

@@ -210,6 +210,12 @@ def test_a_student_can_be_a_teacher(teacher: str) -> None:
     assert settings["checkpoint"] == str(done.checkpoint) and settings["options"]["policy"]["rnn_size"] == 8
 
 
+def test_a_teacher_of_another_env_is_noticed(teacher: str) -> None:
+    notices = Trainer(load_config(None, with_teacher(teacher, env_kwargs={"blind": True}))).notices
+    assert any("The teacher's env had other env_kwargs: blind." in notice for notice in notices)
+    assert not any("teacher" in notice.lower() for notice in Trainer(load_config(None, with_teacher(teacher))).notices)
+
+
 def test_a_resume_cannot_change_the_teacher(teacher: str, tmp_path: Path) -> None:
     done = finished(teacher)
     other = str(saved(tmp_path / "other", *straight()))
