@@ -68,9 +68,10 @@ class Trainer:
                 raise
 
     def _build(self) -> None:
-        config, self.notices = self.config, list(self.parts.notices)
+        config = self.config
         algorithm: type[Algorithm] = find_attribute(ALGORITHMS[config.algorithm.algorithm].algorithm)
         self.algorithm = algorithm(self.parts)
+        self.notices = list(self.parts.notices)
         self.policy, self.source = self.algorithm.policy, self.algorithm.source
         self.examiner = Examiner(config, self.policy, self.algorithm.networks, step=0)
         self.iteration = 0
