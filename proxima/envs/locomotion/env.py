@@ -249,7 +249,7 @@ class Quadruped(EpisodicVecEnv):
         self._move(action, moving)
         step = self._transition(action)
         self._fell = step.fell if moving is None else torch.where(moving, step.fell, self._fell)
-        total = reward(step, self.settings.rewards)
+        total = reward(step)
         self._record(step)
         if moving is not None:  # robots that wait stay as they are
             for name, old in before.items():
@@ -298,6 +298,7 @@ class Quadruped(EpisodicVecEnv):
             fell=fell,
             limits=self._limits,
             stance=self._stance,
+            options=settings.rewards,
             dt=self._dt,
         )
 

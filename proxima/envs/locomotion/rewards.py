@@ -8,11 +8,6 @@ from torch import Tensor
 from proxima.envs.locomotion.robot import Motion
 from proxima.envs.locomotion.settings import Rewards
 
-SIGMA = 0.25
-"""Of the tracking terms: exp(-error^2 / SIGMA)."""
-_CLEARANCE = 0.08
-_LONG_ENOUGH = 0.5
-
 
 @dataclass(frozen=True)
 class Transition:
@@ -33,15 +28,16 @@ class Transition:
     fell: Tensor  # [N] bool
     limits: tuple[Tensor, Tensor]  # [12] each, of the joints
     stance: Tensor  # [12]
+    options: Rewards
     dt: float
 
 
 def _tracking_velocity(t: Transition) -> Tensor:
-    return (-(t.command[:, :2] - t.motion.velocity[:, :2]).square().sum(1) / SIGMA).exp()
+    return (-(t.command[:, :2] - t.motion.velocity[:, :2]).square().sum(1) / t.options.tracking_width).exp()
 
 
 def _tracking_turn(t: Transition) -> Tensor:
-    return (-(t.command[:, 2] - t.motion.turn[:, 2]).square() / SIGMA).exp()
+    return (-(t.command[:, 2] - t.motion.turn[:, 2]).square() / t.options.tracking_width).exp()
 
 
 def _joint_acceleration(t: Transition) -> Tensor:
@@ -51,12 +47,12 @@ def _joint_acceleration(t: Transition) -> Tensor:
 def _air_time(t: Transition) -> Tensor:
     landed = t.touching & (t.air_time > t.dt)
     moves = t.command[:, :2].square().sum(1) > 0.1**2
-    return ((t.air_time - _LONG_ENOUGH) * landed).sum(1) * moves
+    return ((t.air_time - t.options.long_step) * landed).sum(1) * moves
 
 
 def _foot_clearance(t: Transition) -> Tensor:
     speed = t.foot_velocity.square().sum(-1).sqrt()
-    return ((t.foot_height - _CLEARANCE).square() * speed).sum(1)
+    return ((t.foot_height - t.options.clearance).square() * speed).sum(1)
 
 
 def _joint_limits(t: Transition) -> Tensor:
@@ -90,8 +86,9 @@ def needs_feet(weights: Rewards) -> bool:
     return bool(weights.foot_clearance or weights.foot_slip)
 
 
-def reward(t: Transition, weights: Rewards) -> Tensor:
+def reward(t: Transition) -> Tensor:
     """The weighted sum of the terms `[N]`; a term without weight is not computed."""
+    weights = t.options
     total = t.command[:, 0] * 0.0
     for name, term in TERMS.items():
         if name == "fall" and weights.clip_at_zero:  # the last one, after the clipping

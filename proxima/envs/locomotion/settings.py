@@ -56,9 +56,11 @@ class Rewards:
     """Weights of the terms, summed per step (not multiplied by its duration) as in Rudin et al. (2022)."""
 
     tracking_velocity: float = _weight(1.0)
-    """exp(-error^2 / 0.25) of the horizontal velocity, m/s."""
+    """exp(-error^2 / tracking_width) of the horizontal velocity, m/s."""
     tracking_turn: float = _weight(0.5)
-    """exp(-error^2 / 0.25) of the yaw rate, rad/s."""
+    """exp(-error^2 / tracking_width) of the yaw rate, rad/s."""
+    tracking_width: float = number(0.25, above=0.0)
+    """Squared error at which the tracking terms are 1 / e."""
     vertical_velocity: float = _weight(-2.0)
     """Squared, m/s."""
     roll_pitch_rate: float = _weight(-0.05)
@@ -74,9 +76,13 @@ class Rewards:
     action_rate: float = _weight(-0.01)
     """Sum of squared changes of the action."""
     air_time: float = _weight(1.0)
-    """Seconds in the air minus 0.5 of every foot that touches down, while a motion is commanded."""
+    """Seconds in the air minus long_step of every foot that touches down, while a motion is commanded."""
+    long_step: float = number(0.5)
+    """Seconds in the air that are rewarded."""
     foot_clearance: float = _weight(0.0)
-    """Squared distance of each foot from 8 cm above the ground times its horizontal speed, summed."""
+    """Squared distance of each foot from `clearance` above the ground times its horizontal speed, summed."""
+    clearance: float = number(0.08)
+    """Metres."""
     foot_slip: float = _weight(0.0)
     """Squared horizontal speed of the feet that touch the ground, summed."""
     collision: float = _weight(-1.0)
