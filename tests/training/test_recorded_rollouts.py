@@ -77,7 +77,13 @@ def test_the_last_state_of_a_recorded_rollout_is_the_first_of_the_next(
 
 def _record_always(source: Any, record: Any) -> None:
     if source._rehearsed:
-        record(source.env, source.env.tensors())
+        env = source.env
+        before = {name: x for name, x in vars(env).items() if isinstance(x, torch.Tensor)}
+        record(env, env.tensors())
+        carried = {id(x) for x in env.tensors().values()}
+        for name, x in before.items():  # a recording begins again with what it does not carry over
+            if id(getattr(env, name)) not in carried:
+                setattr(env, name, x)
     else:
         source._take_steps()
         source._rehearsed = True

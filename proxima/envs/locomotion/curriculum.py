@@ -1,6 +1,6 @@
 """Which level of the terrain a robot starts on: by the distance it walked, or by the success of all robots."""
 
-from torch import Tensor, arange, stack, where, zeros, zeros_like
+from torch import Tensor, arange, device, int64, stack, where, zeros, zeros_like
 
 from proxima.envs.locomotion.settings import Ground
 
@@ -36,15 +36,10 @@ class BySuccess:
     Counts are sums over robots, without synchronisation. State: `highest`, `episodes` and `successes`, `[K]` int64.
     """
 
-    def __init__(self, num_kinds: int, ground: Ground) -> None:
-        self.ground, self._kinds = ground, arange(num_kinds)
-        self.table = zeros(3, num_kinds).long()
+    def __init__(self, num_kinds: int, ground: Ground, device: device | str = "cpu") -> None:
+        self.ground, self._kinds = ground, arange(num_kinds, device=device)
+        self.table = zeros(3, num_kinds, dtype=int64, device=device)
         """Rows: highest level, episodes since it changed, and how many of these succeeded."""
-
-    def to(self, device: object) -> "BySuccess":
-        """Move to a device."""
-        self.table, self._kinds = self.table.to(device), self._kinds.to(device)  # type: ignore[call-overload]
-        return self
 
     def record(self, kind: Tensor, level: Tensor, ended: Tensor, success: Tensor) -> None:
         """Count the episodes that ended on the highest level of their `kind` `[N]`, and move it if it is time."""

@@ -35,8 +35,8 @@ from proxima.envs.locomotion.terrain import Terrain, make_terrain
 from proxima.envs.locomotion.variation import NUM_DRAWS, NUM_TRAITS, make_physics, vary
 
 _EPISODE_SECONDS = 20.0
-# Columns of the random numbers of a step: for a start, a level, a command, a push, and noise.
-_START, _LEVEL, _COMMAND, _PUSH, _NOISE = 0, 4, 5, 9, 11
+# Columns of the random numbers of a step: 4 for a start, then for a level, a command, a push, and noise.
+_LEVEL, _COMMAND, _PUSH, _NOISE = 4, 5, 9, 11
 _TOO_FAST = 200.0
 """rad/s or m/s: the physics has failed."""
 
@@ -107,13 +107,14 @@ class Quadruped(EpisodicVecEnv):
         self._most = self._constant([commands.forward, commands.sideways, commands.turn])
         self._first_qpos = self._constant(self.model.qpos0).repeat(size, 1)
         self._first_qpos[:, 7:] = self._stance
+        self._at_rest = torch.zeros_like(self.physics.qvel)
         self._columns = torch.arange(size, device=self.device) % ground.columns
         names = list(dict.fromkeys(self.terrain.kinds)) if self.terrain is not None else []
         self._kind_of_column = torch.tensor(
             [names.index(kind) for kind in self.terrain.kinds] if self.terrain is not None else [0], device=self.device
         )
         self._kinds = torch.arange(len(names), device=self.device)
-        self._by_success = BySuccess(max(1, len(names)), ground).to(self.device)
+        self._by_success = BySuccess(max(1, len(names)), ground, self.device)
         self.episode_info = ("level", "success", "tracking", "tracking_error", "fell", "power")
         self._info_by_kind = tuple(f"{what}_{kind}" for what in ("level", "success") for kind in names)
         self.episode_info += self._info_by_kind
@@ -191,7 +192,7 @@ class Quadruped(EpisodicVecEnv):
         yaw = 2.0 * math.pi * draw[:, 2] * (not self.settings.commands.only_forward)
         qpos[:, :2], qpos[:, 2] = place, NOMINAL_HEIGHT + self._ground_height(place)
         qpos[:, 3], qpos[:, 6] = (0.5 * yaw).cos(), (0.5 * yaw).sin()
-        self.physics.reset(started, qpos, torch.zeros_like(self.physics.qvel))
+        self.physics.reset(started, qpos, self._at_rest)
         self._motion = self._motion.restarted(rows, self._stance)
         for name in ("action", "joint_velocity", "air_time", "ideal"):
             world[name] = world[name].masked_fill(rows, 0.0)
@@ -310,8 +311,7 @@ class Quadruped(EpisodicVecEnv):
         """`[N]` bool: the physics of these robots failed (by NaN, or far too fast). They are put at rest, and fall."""
         qpos, qvel = self.physics.qpos, self.physics.qvel
         failed = ~((qvel.abs().amax(1) < _TOO_FAST) & qpos.isfinite().all(1))
-        rows = failed[:, None]
-        self.physics.reset(failed, torch.where(rows, self._first_qpos, qpos), torch.zeros_like(qvel))
+        self.physics.reset(failed, self._first_qpos, self._at_rest)
         self._failures = self._failures + failed.sum()
         return failed
 
