@@ -1,10 +1,6 @@
 """The table of algorithms: class, policy and section of options of each. No other code decides by name."""
 
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
-
-from proxima.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -25,12 +21,3 @@ ALGORITHMS = {
     ),
     "DQN": AlgorithmEntry("proxima.training.dqn:DQN", "proxima.nets.q_network:QNetwork", "dqn"),
 }
-
-
-def find_attribute(name: str) -> Any:
-    """Import `module:attribute`; a UsageError if there is no such module or attribute."""
-    module, _, attribute = name.partition(":")
-    try:
-        return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"cannot import {name!r}: {error}.") from error

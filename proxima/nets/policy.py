@@ -8,13 +8,14 @@ from torch import Tensor, nn
 
 from proxima.algo.distributions import Distribution
 from proxima.algo.normalize import ObsNormalizer
-from proxima.algorithms import ALGORITHMS, find_attribute
+from proxima.algorithms import ALGORITHMS
 from proxima.compiling import float32_by_default
 from proxima.config import Config
 from proxima.config.sections import NormalizeOptions, PolicyOptions
 from proxima.nets.encoders import is_image
 from proxima.nets.spec import Spec
 from proxima.nets.trunk import Obs, encoder_options
+from proxima.own_parts import find_part
 
 
 class Acted(NamedTuple):
@@ -98,7 +99,7 @@ class Policy(nn.Module, ABC):
 
 def make_policy(spec: Spec, config: Config) -> Policy:
     """The policy of the configured algorithm, with random weights in float32."""
-    kind = find_attribute(ALGORITHMS[config.algorithm.algorithm].policy)
+    kind = find_part(ALGORITHMS[config.algorithm.algorithm].policy)
     with float32_by_default():
         policy: Policy = kind(spec, config.policy, config.normalize)
     return policy

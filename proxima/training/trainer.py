@@ -12,13 +12,14 @@ from typing import Any
 
 from rich.console import Console
 
-from proxima.algorithms import ALGORITHMS, find_attribute
+from proxima.algorithms import ALGORITHMS
 from proxima.compiling import float32_by_default, freeze_garbage, process_settings_kept
 from proxima.config import Config, all_presets, load_config
 from proxima.config.options import shown
 from proxima.errors import ProximaError, UsageError
 from proxima.evaluate.restored import restore_policy
 from proxima.nets.policy import Policy
+from proxima.own_parts import find_part
 from proxima.runs import checkpoint
 from proxima.runs.layout import make_run_dir, write_lineage
 from proxima.track.progress import make_console
@@ -69,7 +70,7 @@ class Trainer:
 
     def _build(self) -> None:
         config = self.config
-        algorithm: type[Algorithm] = find_attribute(ALGORITHMS[config.algorithm.algorithm].algorithm)
+        algorithm: type[Algorithm] = find_part(ALGORITHMS[config.algorithm.algorithm].algorithm)
         self.algorithm = algorithm(self.parts)
         self.notices = list(self.parts.notices)
         self.policy, self.source = self.algorithm.policy, self.algorithm.source

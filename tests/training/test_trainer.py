@@ -12,11 +12,12 @@ import torch
 import yaml
 
 from proxima import load_policy, train
-from proxima.algorithms import ALGORITHMS, find_attribute
+from proxima.algorithms import ALGORITHMS
 from proxima.config import SECTIONS, Config, all_options, all_presets, load_config
 from proxima.envs.games.mario.rom import find_rom
 from proxima.envs.make import list_envs
 from proxima.errors import EnvFailure, UsageError
+from proxima.own_parts import find_part
 from proxima.runs import checkpoint
 from proxima.training.trainer import Trainer
 
@@ -230,4 +231,4 @@ def test_every_algorithm_of_the_table_can_be_chosen_and_has_its_section() -> Non
     assert set(all_options()["algorithm"].choices) == set(ALGORITHMS)
     for entry in ALGORITHMS.values():
         assert entry.section in SECTIONS
-        assert find_attribute(entry.algorithm).__name__ and find_attribute(entry.policy).__name__
+        assert find_part(entry.algorithm).__name__ and find_part(entry.policy).__name__

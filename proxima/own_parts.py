@@ -1,0 +1,53 @@
+"""Parts that a user brings along, such as an env, a network or a loss: objects in Python, `module:attribute` in text.
+
+Options and checkpoints hold the name of such a part, never its code. An object that was given in Python is kept here
+under its name for as long as the process lives; any other name is imported.
+"""
+
+from importlib import import_module
+from typing import Any
+
+from proxima.errors import UsageError
+
+_given: dict[str, Any] = {}
+
+
+def name_part(part: Any) -> str:
+    """The name under which `find_part` returns this object; text is a name already."""
+    if isinstance(part, str):
+        return part
+    for name, known in _given.items():
+        if known is part:
+            return name
+    named = part if hasattr(part, "__qualname__") else type(part)
+    base = name = f"{named.__module__}:{named.__qualname__}"
+    count = 1
+    while name in _given:  # two lambdas, or two objects of one class
+        count += 1
+        name = f"{base}#{count}"
+    _given[name] = part
+    return name
+
+
+def find_part(name: str, *, what: str = "") -> Any:
+    """The object that was given under this name, or the import of `module:attribute`; a UsageError without one.
+
+    `what` says in the error what it is for, for example "loss".
+    """
+    if name in _given:
+        return _given[name]
+    module, separator, path = name.partition(":")
+    use = f"{what} is {name!r}: " if what else f"{name!r}: "
+    if not (module and separator and path):
+        raise UsageError(f"{use}it must be written module:attribute, for example mynets:LidarNet.")
+    try:
+        found = import_module(module)
+    except ImportError as error:
+        raise UsageError(f"{use}cannot import {module}: {error}.") from error
+    try:
+        for attribute in path.partition("#")[0].split("."):
+            found = getattr(found, attribute)
+    except AttributeError:
+        again = " (it was given as an object in Python: give it again)" if "<" in path or "#" in path else ""
+        raise UsageError(f"{use}{module} has no {path}{again}.") from None
+    return found
