@@ -18,7 +18,7 @@ ALLOWED = {
     "compiling": set(),
     "cuda_graphs": set(),
     "own_parts": {"errors"},
-    "config": {"errors", "algorithms"},
+    "config": {"errors", "algorithms", "own_parts"},
     "data": FOUNDATION,
     "algo": FOUNDATION | {"data"},
     "nets": FOUNDATION | {"data", "algo"},
