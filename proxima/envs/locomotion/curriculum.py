@@ -4,9 +4,6 @@ from torch import Tensor, arange, device, int64, stack, where, zeros, zeros_like
 
 from proxima.envs.locomotion.settings import Ground
 
-GOOD_TRACKING = 0.6
-"""Mean of the velocity-tracking term of an episode that counts as a success, if the robot did not fall."""
-
 
 def followed(ideal: Tensor, command: Tensor, dt: float) -> Tensor:
     """Place and direction `[N, 3]` of robots that follow their commands exactly, one step after `ideal`."""

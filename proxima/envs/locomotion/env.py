@@ -16,7 +16,7 @@ from proxima.envs.contract import Obs
 from proxima.envs.episodes import EpisodicVecEnv
 from proxima.envs.hashed_random import hash32, hashed_uniform
 from proxima.envs.locomotion import settings as options
-from proxima.envs.locomotion.curriculum import GOOD_TRACKING, BySuccess, by_distance, followed
+from proxima.envs.locomotion.curriculum import BySuccess, by_distance, followed
 from proxima.envs.locomotion.mirror import quadruped_mirror
 from proxima.envs.locomotion.rewards import TERMS, Transition, needs_feet, reward
 from proxima.envs.locomotion.robot import (
@@ -169,8 +169,8 @@ class Quadruped(EpisodicVecEnv):
         self._world["level"] = (draw[:, 0] * (highest + 1)).long()
         self._world["column"] = self._columns
         self._by_success.clear()
-        self.senses.restart()
-        self._traits, self._latency = vary(self.physics, self.settings, draw[:, 1:])
+        self._traits, self._latency, delay = vary(self.physics, self.settings, draw[:, 1:])
+        self.senses.restart(delay)
 
     def _roll(self) -> None:
         """Draw the random numbers of this step: a start in this step uses them, too."""
@@ -202,7 +202,7 @@ class Quadruped(EpisodicVecEnv):
         world["start"] = torch.where(rows, place, world["start"])
         world["foot"] = torch.where(rows[..., None], self._feet()[..., :2], world["foot"])
         world["command"] = torch.where(rows, self._new_command(draw[:, _COMMAND:]), world["command"])
-        self.senses.forget(started)
+        self.senses.begin(started, self._motion)
 
     def _choose_tiles(self, started: Tensor, draw: Tensor) -> None:
         """Column and level of the robots that start an episode."""
@@ -256,6 +256,7 @@ class Quadruped(EpisodicVecEnv):
             for name, old in before.items():
                 rows = moving.view(-1, *[1] * (old.ndim - 1))
                 self._world[name] = torch.where(rows, self._world[name], old)
+        self.senses.record(self._motion, moving)
         self.senses.take_images(self._hashed, self._episode, self.episode_length)
         return total, step.fell
 
@@ -343,7 +344,7 @@ class Quadruped(EpisodicVecEnv):
     def _success(self) -> Tensor:
         """`[N]` bool: the robot did not fall and followed its commands."""
         steps = self.episode_length.clamp(min=1)
-        return ~self._fell & (self._world["tracking"] > GOOD_TRACKING * steps)
+        return ~self._fell & (self._world["tracking"] > self.settings.ground.good_tracking * steps)
 
     def _info(self) -> dict[str, Tensor]:
         world, steps = self._world, self.episode_length.clamp(min=1)

@@ -12,7 +12,7 @@ from proxima.envs.hashed_random import hashed_uniform
 from proxima.envs.locomotion.depth import Camera, CameraSettings, DepthCamera
 from proxima.envs.locomotion.depth_frames import DepthFrames, images_per_step
 from proxima.envs.locomotion.robot import JOINTS, NOMINAL_HEIGHT, STANCE, Motion, Sensors
-from proxima.envs.locomotion.settings import QuadrupedSettings
+from proxima.envs.locomotion.settings import QuadrupedSettings, Randomise
 from proxima.envs.locomotion.terrain import Terrain
 from proxima.envs.locomotion.variation import NUM_TRAITS
 from proxima.envs.physics.protocol import Physics
@@ -22,8 +22,7 @@ SCAN_X, SCAN_Y = (-0.45, 1.2, 12), (-0.75, 0.75, 11)
 NUM_SCANDOTS = SCAN_X[2] * SCAN_Y[2]
 _SCALE = [2.0] * 3 + [0.25] * 3 + [1.0] * 3 + [1.0] * JOINTS + [0.05] * JOINTS
 """Of velocity, turn rate, gravity, joint angles and joint velocities."""
-_NOISE = [0.1] * 3 + [0.2] * 3 + [0.05] * 3 + [0.01] * JOINTS + [1.5] * JOINTS
-_HEIGHT_SCALE, _HEIGHT_NOISE = 2.5, 0.1
+_HEIGHT_SCALE = 2.5
 _SENSED = len(_SCALE)
 _IMAGE_DRAWS = 2**16
 """The first column of the random numbers of images, far from those of everything else."""
@@ -38,7 +37,7 @@ class Senses:
         self.settings, self.physics, self.sensors, self.terrain = settings, physics, sensors, terrain
         dtype, device = physics.dtype, physics.device
         self._stance, self._scale, self._noise = (
-            torch.tensor(x, dtype=dtype, device=device) for x in (STANCE, _SCALE, _NOISE)
+            torch.tensor(x, dtype=dtype, device=device) for x in (STANCE, _SCALE, _noise(settings.randomise))
         )
         x, y = (torch.linspace(a, b, n, dtype=dtype) for a, b, n in (SCAN_X, SCAN_Y))
         self._grid = torch.cartesian_prod(x, y).to(device)  # [132, 2]
@@ -51,6 +50,8 @@ class Senses:
             self.frames = DepthFrames(_make_camera(settings.camera, physics, terrain), physics.num_worlds)
             boxes["depth"] = spaces.Box(0.0, 1.0, self.frames.camera.shape, np.float32)
         self.space = spaces.Dict(boxes)
+        longest = round(settings.control.sensor_delay[1] * settings.control.rate)
+        self.delay = SensorDelay(self._sensed(Motion.of(physics)), longest) if longest else None
         heights = NUM_SCANDOTS if terrain is not None else 0
         self.num_draws = _SENSED + heights if settings.randomise.noise else 0
         """Random numbers per robot and observation."""
@@ -70,14 +71,13 @@ class Senses:
 
     def observe(self, motion: Motion, action: Tensor, command: Tensor, traits: Tensor, draw: Tensor) -> Obs:
         """All keys; `draw` `[N, num_draws]`, uniform in [0, 1), is for the noise."""
-        parts = (motion.velocity, motion.turn, motion.gravity, motion.joint - self._stance, motion.joint_velocity)
-        sensed = torch.cat(parts, 1)
+        sensed = self._sensed(motion) if self.delay is None else self.delay.read()
         heights = self.physics.qpos[:, 2:3] - NOMINAL_HEIGHT - self.ground_height(self.scan_points())
         seen = heights
         if self.num_draws:
-            noise = self.settings.randomise.noise * (2.0 * draw - 1.0)
-            sensed = sensed + noise[:, :_SENSED] * self._noise
-            seen = seen + _HEIGHT_NOISE * noise[:, _SENSED:] if self.terrain is not None else seen
+            noise = self._noise[: self.num_draws] * (2.0 * draw - 1.0)
+            sensed = sensed + noise[:, :_SENSED]
+            seen = seen + noise[:, _SENSED:] if self.terrain is not None else seen
         obs = {
             "proprioception": torch.cat((sensed * self._scale, action), 1).float(),
             "scandots": _scaled(seen),
@@ -90,6 +90,15 @@ class Senses:
             obs["depth"] = self.frames.seen()
         return obs
 
+    def _sensed(self, motion: Motion) -> Tensor:
+        parts = (motion.velocity, motion.turn, motion.gravity, motion.joint - self._stance, motion.joint_velocity)
+        return torch.cat(parts, 1)
+
+    def record(self, motion: Motion, rows: Tensor | None) -> None:
+        """Remember what the sensors say, of all robots or of those in `rows` `[N]` (bool), for when it is seen."""
+        if self.delay is not None:
+            self.delay.add(self._sensed(motion), rows)
+
     def take_images(self, hashed_seeds: Tensor, episode: Tensor, step: Tensor) -> None:
         """Images of the robots whose turn it is; the arguments, `[N]` each, are those of `hashed_uniform`."""
         if self.frames is None:
@@ -100,24 +109,73 @@ class Senses:
             draw = hashed_uniform(hashed_seeds[rows], episode[rows], step[rows], pixels, first=_IMAGE_DRAWS)
         self.frames.take(self.physics.qpos[rows], draw)
 
-    def restart(self) -> None:
-        """Nothing has been seen, and it is the first robots' turn."""
+    def restart(self, delay: Tensor) -> None:
+        """Nothing has been seen, and it is the first robots' turn; `delay` `[N]` is that of the sensors, in steps."""
+        if self.delay is not None:
+            self.delay.steps.copy_(delay)
         if self.frames is not None:
             self.frames.restart()
 
-    def forget(self, started: Tensor) -> None:
-        """Robots `[N]` (bool) that start an episode have seen nothing yet."""
+    def begin(self, started: Tensor, motion: Motion) -> None:
+        """Robots `[N]` (bool) start an episode: they have seen no image yet, and were always as they are now."""
+        if self.delay is not None:
+            self.delay.fill(self._sensed(motion), started)
         if self.frames is not None:
             self.frames.clear(started)
 
     def get_state(self) -> dict[str, Any]:
-        """The images, copied."""
-        return {} if self.frames is None else self.frames.get_state()
+        """The images and what is yet to be seen, copied."""
+        delay = {} if self.delay is None else {"delay": self.delay.get_state()}
+        return delay if self.frames is None else delay | self.frames.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore what `get_state` returned."""
         if self.frames is not None:
             self.frames.set_state(state)
+        if self.delay is not None:
+            self.delay.set_state(state["delay"])
+
+
+class SensorDelay:
+    """What the sensors said in the last steps; every robot sees it after its own number of steps.
+
+    The tensors change in place, so that steps can be recorded as a CUDA graph.
+    """
+
+    def __init__(self, sensed: Tensor, longest: int) -> None:
+        self._recent = sensed[:, None].repeat(1, longest + 1, 1)  # [N, longest + 1, S], the latest first
+        self.steps = torch.zeros(len(sensed), dtype=torch.int64, device=sensed.device)
+        """`[N]`: after how many steps each robot sees it."""
+        self._rows = torch.arange(len(sensed), device=sensed.device)
+
+    def add(self, sensed: Tensor, rows: Tensor | None) -> None:
+        """One step later, for all robots or those in `rows` `[N]`."""
+        later = torch.cat((sensed[:, None], self._recent[:, :-1]), 1)
+        self._recent.copy_(later if rows is None else torch.where(rows[:, None, None], later, self._recent))
+
+    def fill(self, sensed: Tensor, rows: Tensor) -> None:
+        """The robots in `rows` `[N]` have always sensed this."""
+        self._recent.copy_(torch.where(rows[:, None, None], sensed[:, None], self._recent))
+
+    def read(self) -> Tensor:
+        """`[N, S]`: what the robots know now."""
+        return self._recent[self._rows, self.steps]
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything needed to continue exactly, copied."""
+        return {"recent": self._recent.clone(), "steps": self.steps.clone()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue from a state."""
+        self._recent.copy_(state["recent"])
+        self.steps.copy_(state["steps"])
+
+
+def _noise(randomise: Randomise) -> list[float]:
+    """Largest noise of everything that is sensed, then of the heights."""
+    sensed = [randomise.velocity_noise] * 3 + [randomise.turn_noise] * 3 + [randomise.gravity_noise] * 3
+    sensed += [randomise.joint_noise] * JOINTS + [randomise.joint_velocity_noise] * JOINTS
+    return [randomise.noise * x for x in (*sensed, *[randomise.height_noise] * NUM_SCANDOTS)]
 
 
 def _make_camera(settings: CameraSettings, physics: Physics, terrain: Terrain | None) -> Camera:

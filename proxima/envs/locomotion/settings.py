@@ -31,6 +31,9 @@ class Control:
     """Nms/rad."""
     latency: tuple[float, ...] = (0.0, 0.0)
     """Range of the seconds after which an action takes effect, one value per robot; at most one action's duration."""
+    sensor_delay: tuple[float, ...] = (0.0, 0.0)
+    """Range of the seconds by which the sensors of the body lag behind, one value per robot, rounded to actions; not
+    the heights, nor the camera, which has its own."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +119,19 @@ class Randomise:
     push_seconds: float = number(15.0, above=0.0)
     """Seconds between two pushes."""
     noise: float = number(1.0)
-    """Scale of the sensor noise: joints 0.01 rad and 1.5 rad/s, turn rate 0.2 rad/s, gravity 0.05, velocity 0.1 m/s,
-    heights 0.1 m."""
+    """Factor on the noise of all sensors, the camera's too."""
+    velocity_noise: float = number(0.1)
+    """Of the trunk's velocity: uniform, up to ± this, m/s."""
+    turn_noise: float = number(0.2)
+    """Of the turn rates, ± rad/s."""
+    gravity_noise: float = number(0.05)
+    """Of each part of the direction of gravity, ±."""
+    joint_noise: float = number(0.01)
+    """Of the joint angles, ± rad."""
+    joint_velocity_noise: float = number(1.5)
+    """Of the joint velocities, ± rad/s."""
+    height_noise: float = number(0.1)
+    """Of the scandots, ± m."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +163,8 @@ class Ground:
     """Success rate below which it falls."""
     episodes: int = number(100, least=1)
     """Episodes on the highest level of a kind of ground after which it may change, for the curriculum by success."""
+    good_tracking: float = number(0.6, most=1.0)
+    """An episode without a fall is a success if the mean of its velocity-tracking term is above this."""
     seed: int = number(0)
     """Of the tiles: another one is another ground."""
     level: int | None = None
@@ -214,6 +230,7 @@ def parse(content: dict[str, Any]) -> QuadrupedSettings:
     if ground.level is not None and ground.level >= ground.levels:
         raise UsageError(f"ground.level is {ground.level}, but there are levels 0 to {ground.levels - 1}.")
     _check_range("control.latency", settings.control.latency, step)
+    _check_range("control.sensor_delay", settings.control.sensor_delay, 1.0)
     _check_range("randomise.friction", settings.randomise.friction, math.inf)
     return settings
 

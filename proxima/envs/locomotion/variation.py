@@ -1,4 +1,4 @@
-"""The robots' physics, and what differs between them: friction, mass, centre of mass, gains and latency."""
+"""The robots' physics, and what differs between them: friction, mass, centre of mass, gains and delays."""
 
 import logging
 
@@ -16,7 +16,7 @@ log = logging.getLogger("proxima")
 
 VARYING = ("geom_friction", "body_mass", "body_ipos", "actuator_gainprm", "actuator_biasprm")
 """Model fields that `vary` changes."""
-NUM_DRAWS = 7
+NUM_DRAWS = 8
 NUM_TRAITS = 6
 """Friction, payload, centre of mass (3), gains."""
 
@@ -45,15 +45,14 @@ def make_physics(
     )
 
 
-def vary(physics: Physics, settings: QuadrupedSettings, draw: Tensor) -> tuple[Tensor, Tensor]:
-    """Give every robot its own body, by `draw` `[N, 7]`, uniform in [0, 1).
+def vary(physics: Physics, settings: QuadrupedSettings, draw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Give every robot its own body, by `draw` `[N, 8]`, uniform in [0, 1).
 
     Returns:
-        Traits `[N, 6]`, for the critic, and the latency `[N]` in substeps.
+        Traits `[N, 6]`, for the critic; `[N]` each: the latency in substeps, and the delay of the sensors in actions.
     """
     model, randomise, control = physics.model, settings.randomise, settings.control
-    low, high = randomise.friction
-    friction, either = low + (high - low) * draw[:, :1], 2.0 * draw[:, 1:6] - 1.0
+    friction, either = _between(randomise.friction, draw[:, :1]), 2.0 * draw[:, 1:6] - 1.0
     payload, shift = randomise.payload * either[:, :1], randomise.centre_of_mass * either[:, 1:4]
     gains = 1.0 + randomise.gains * either[:, 4:5]
     trunk = model.body("trunk").id
@@ -65,5 +64,10 @@ def vary(physics: Physics, settings: QuadrupedSettings, draw: Tensor) -> tuple[T
     physics.per_world("actuator_biasprm")[:, :, 1] = -control.kp * gains
     physics.per_world("actuator_biasprm")[:, :, 2] = -control.kd * gains
     physics.model_changed()
-    latency = control.latency[0] + (control.latency[1] - control.latency[0]) * draw[:, 6]
-    return torch.cat((friction, payload, shift, gains), 1), (latency / TIMESTEP).round().long()
+    latency = _between(control.latency, draw[:, 6]) / TIMESTEP
+    delay = _between(control.sensor_delay, draw[:, 7]) * control.rate
+    return torch.cat((friction, payload, shift, gains), 1), latency.round().long(), delay.round().long()
+
+
+def _between(ends: tuple[float, ...], draw: Tensor) -> Tensor:
+    return ends[0] + (ends[1] - ends[0]) * draw
