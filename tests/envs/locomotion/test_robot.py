@@ -103,6 +103,17 @@ def test_privileged_observations_are_the_truth() -> None:
     assert float((seen[:, 13:] - obs["scandots"]).abs().max()) <= 0.25 + 1e-6  # without the noise
 
 
+def test_feet_do_not_sink_into_the_ground() -> None:
+    env = Quadruped(num_envs=64)
+    env.reset(seed=0)
+    generator, sunk = torch.Generator().manual_seed(0), []
+    for _ in range(150):
+        env.step(torch.randn(64, JOINTS, generator=generator))
+        foot = foot_places(env.qpos)
+        sunk.append(foot[..., 2] < env._ground_height(foot[..., :2]))
+    assert float(torch.stack(sunk).float().mean()) < 0.01  # centres; 0.2 with MuJoCo's default contacts
+
+
 def test_an_action_takes_effect_after_the_latency() -> None:
     prompt, late = (
         Quadruped(num_envs=1, ground={"kind": "plane"}, randomise=SAME, control={"latency": [x, x]})

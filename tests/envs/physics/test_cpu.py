@@ -55,7 +55,7 @@ def test_it_stands_and_the_heavier_one_sinks_deeper(model: mujoco.MjModel) -> No
     physics = started(model, 2)
     physics.per_world("body_mass")[1, model.body("trunk").id] += 2.0
     physics.model_changed()
-    physics.step(600)
+    physics.step(1200)
     height = physics.qpos[:, 2]
     assert 0.15 < float(height[1]) < float(height[0]) - 0.005 < 0.3
     assert float(physics.qvel.abs().max()) < 0.05
