@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from proxima.algorithms import ALGORITHMS
+from proxima.algorithms import find_algorithm
 from proxima.compiling import float32_by_default, freeze_garbage, process_settings_kept
 from proxima.config import Config, all_presets, load_config
 from proxima.config.options import shown
@@ -70,7 +70,7 @@ class Trainer:
 
     def _build(self) -> None:
         config = self.config
-        algorithm: type[Algorithm] = find_part(ALGORITHMS[config.algorithm.algorithm].algorithm)
+        algorithm: type[Algorithm] = find_part(find_algorithm(config.algorithm.algorithm).algorithm)
         self.algorithm = algorithm(self.parts)
         self.notices = list(self.parts.notices)
         self.policy, self.source = self.algorithm.policy, self.algorithm.source
