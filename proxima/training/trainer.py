@@ -22,6 +22,7 @@ from proxima.nets.policy import Policy
 from proxima.own_parts import find_part
 from proxima.runs import checkpoint
 from proxima.runs.layout import make_run_dir, write_lineage
+from proxima.runs.metrics import find_metric
 from proxima.track.progress import make_console
 from proxima.track.tracker import Tracker, make_tracker
 from proxima.training import saving, setup
@@ -72,6 +73,8 @@ class Trainer:
         config = self.config
         algorithm: type[Algorithm] = find_part(find_algorithm(config.algorithm.algorithm).algorithm)
         self.algorithm = algorithm(self.parts)
+        if (extra := self.algorithm.learner.extra) is not None:
+            extra.check_names(lambda name: find_metric(name) is not None)
         self.notices = list(self.parts.notices)
         self.policy, self.source = self.algorithm.policy, self.algorithm.source
         self.examiner = Examiner(config, self.policy, self.algorithm.networks, step=0)
