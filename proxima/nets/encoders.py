@@ -121,19 +121,23 @@ class OwnEncoder(nn.Module):
     def __init__(self, name: str, shape: tuple[int, ...], *, out: int, kwargs: Mapping[str, Any], where: str):
         """`where` begins error messages, for example "encoders: lidar"."""
         super().__init__()
-        self.is_image, self.channels_last = is_image(shape), has_channels_last(shape) if is_image(shape) else False
-        shape, what = image_axes(shape) if self.is_image else shape, f"{where}: network {name}"
+        self.is_image = is_image(shape)
+        self.channels_last = self.is_image and has_channels_last(shape)
+        self.shape, what = image_axes(shape) if self.is_image else shape, f"{where}: network {name}"
         kind = find_class(name, nn.Module, what=f"{where}: network")
 
         def check(network: nn.Module) -> None:
-            inputs = made_up(shape)
+            inputs = made_up(self.shape)
             check_outputs(network, lambda rows: [_features(network, inputs[rows], out, what)], what)
 
-        self.network = build(kind, shape, out, kwargs=kwargs, check=check, what=what)
+        self.network = build(kind, self.shape, out, kwargs=kwargs, check=check, what=what)
 
     def forward(self, x: Tensor) -> Tensor:
         """`[B, *shape]`, bytes or floats, to `[B, out]`."""
-        features: Tensor = self.network(to_pixels(x, self.channels_last).contiguous() if self.is_image else x.float())
+        if self.is_image:
+            # In PyTorch's usual memory format, also with one channel: so that `view` works on what follows.
+            x = to_pixels(x, self.channels_last).flatten(1).unflatten(1, self.shape)
+        features: Tensor = self.network(x.float())
         return features
 
 

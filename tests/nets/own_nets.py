@@ -31,7 +31,7 @@ class Net(nn.Module):
         self.register_buffer("angles", torch.linspace(0.5, 1.5, inputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out(F.elu(self.memory(x.view(len(x), -1) * self.angles)))
+        return self.out(F.elu(self.memory(x.flatten(1) * self.angles)))
 
 
 class Conv(nn.Module):
@@ -41,7 +41,14 @@ class Conv(nn.Module):
         self.linear = nn.Linear(self.conv(torch.zeros(1, *shape)).numel(), out)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(self.conv(x).relu().view(len(x), -1))
+        return self.linear(self.conv(x).relu().view(x.shape[0], -1))
+
+
+class OneBatchSize(Net):
+    """Export takes `len` for a constant."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.view(len(x), -1))
 
 
 class Seen(nn.Module):

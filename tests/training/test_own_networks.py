@@ -18,6 +18,7 @@ from tests import probes
 from tests.nets import own_nets
 from tests.training.runs import SMALL, assert_same_end, metrics
 
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.load. is deprecated")
 HERE = "tests.nets.own_nets"
 RECURRENT = {"rnn": "gru", "rnn_size": 8, "hidden_sizes": [8], "bptt_length": 8, "minibatch_size": 4}
 ENCODER = {"obs": {"network": own_nets.Net, "out": 6, "kwargs": {"width": 5}}}
@@ -85,8 +86,8 @@ def test_evaluation_and_export_act_like_the_policy(case: str, capsys: pytest.Cap
     run = train(**SMALL | {"total_timesteps": 256} | CASES[case])
     policy = load_policy(run.run_dir)
     (key, spec), rng = next(iter(policy.spec.obs.items())), np.random.default_rng(0)
-    obs = (255 * rng.random((20, *spec.shape))).astype(np.uint8 if spec.dtype == "uint8" else np.float32) / 1
-    obs = obs.astype(np.uint8) if spec.dtype == "uint8" else (obs / 255).astype(np.float32)
+    is_image = spec.dtype == "uint8"
+    obs = (rng.random((20, *spec.shape)) * (255 if is_image else 1)).astype(np.uint8 if is_image else np.float32)
     expected = policy.act(obs)
     session = onnxruntime.InferenceSession(export(run.run_dir, format="onnx"), providers=["CPUExecutionProvider"])
     np.testing.assert_allclose(session.run(None, {key: obs})[0], expected, atol=1e-5)
@@ -94,6 +95,16 @@ def test_evaluation_and_export_act_like_the_policy(case: str, capsys: pytest.Cap
     np.testing.assert_allclose(traced({key: torch.as_tensor(obs)}).numpy(), expected, atol=1e-5)
     assert main(["evaluate", str(run.run_dir), "--episodes", "2"]) == 0
     assert "return" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["onnx", "torchscript"])
+def test_an_export_for_one_batch_size_is_refused(format: str) -> None:
+    encoders = {"obs": {"network": own_nets.OneBatchSize, "out": 6}}
+    run = train(**SMALL, env="CartPole-v1", total_timesteps=128, encoders=encoders)
+    with pytest.raises(UsageError, match=r"one batch size only.*len"):
+        export(run.run_dir, format=format)
+    assert not list(run.run_dir.glob("*.onnx")) and not list(run.run_dir.glob("*.pt"))
 
 
 def test_names_in_a_file_and_in_flags_are_the_same_run(tmp_path: Path) -> None:
@@ -126,5 +137,5 @@ def test_a_network_that_is_gone_is_named_when_its_checkpoint_is_loaded(monkeypat
     run = train(**SMALL, env="CartPole-v1", total_timesteps=128, encoders=ENCODER)
     monkeypatch.delattr(own_nets, "Net")
     monkeypatch.setattr("proxima.own_parts._given", {})
-    with pytest.raises(UsageError, match="encoders: obs: network is 'tests.nets.own_nets:Net': .* has no Net"):
+    with pytest.raises(UsageError, match=r"encoders: obs: network is 'tests.nets.own_nets:Net': .* has no Net"):
         load_policy(run.run_dir)
