@@ -13,6 +13,7 @@ from proxima.cli import main
 from proxima.config import load_config
 from proxima.errors import UsageError
 from proxima.evaluate.export import export
+from proxima.runs.metrics import tag
 from proxima.training.trainer import Trainer
 from tests import probes
 from tests.nets import own_nets
@@ -120,6 +121,7 @@ def test_names_in_a_file_and_in_flags_are_the_same_run(tmp_path: Path) -> None:
     assert_same_end(named.checkpoint, objects.checkpoint)
     (row,) = metrics(named.run_dir)
     assert row["samples"] == 32.0 and row["twice"] == 256.0 and {"extra_loss", "size"} <= row.keys()
+    assert [tag(name) for name in ("extra_loss", "size")] == ["losses/extra_loss", "update/size"]  # in TensorBoard
 
 
 def test_metrics_of_a_loss_have_names_of_their_own() -> None:
