@@ -13,7 +13,7 @@ FOUNDATION = {"errors", "algorithms", "text", "machine", "compiling", "cuda_grap
 ALLOWED = {
     "errors": set(),
     "text": set(),
-    "algorithms": {"errors"},
+    "algorithms": {"errors", "own_parts"},
     "machine": set(),
     "compiling": set(),
     "cuda_graphs": set(),

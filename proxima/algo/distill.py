@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from proxima.algo.extra_loss import ExtraLoss, example_obs
 from proxima.algo.learner import Learner, Weights
 from proxima.config import Config
 from proxima.data.batch import Inputs, SequenceLayout, Tensors, minibatch_indices
@@ -43,6 +44,10 @@ class DistillLearner(Learner):
         policy.freeze_all_but_mean()
         self.joint_errors = tuple(f"action_error_{i}" for i in range(policy.spec.action.sizes[0]))
         self.loss_terms = ("loss", *self.joint_errors)
+        self.layout = SequenceLayout(config.ppo.num_steps, config.env.num_envs, config.sequence_length)
+        if (name := config.algorithm.extra_loss) is not None:
+            self.extra = ExtraLoss(name, policy, self._example())
+            self.loss_terms = (*self.loss_terms, *self.extra.names)
         super().__init__(
             policy,
             config,
@@ -52,7 +57,6 @@ class DistillLearner(Learner):
             gather_outside="always" if policy.image_keys else "never",
             build_apart=config.sequence_length > 1,
         )
-        self.layout = SequenceLayout(config.ppo.num_steps, config.env.num_envs, config.sequence_length)
 
     @torch.no_grad()
     def prepare(self, rollout: Rollout, label: Tensor) -> Lesson:
@@ -86,6 +90,7 @@ class DistillLearner(Learner):
             "learning_rate": float(self.learning_rate),
             "action_error": sum(errors.values()) / len(errors),
             **errors,
+            **{name: sum(row[name] for row in host) / len(host) for name in (self.extra.names if self.extra else ())},
         }
 
     # The minibatch step ----------------------------------------------------------------------------------------------
@@ -101,7 +106,7 @@ class DistillLearner(Learner):
 
     def loss(self, weights: Weights, minibatch: LessonMinibatch) -> tuple[Tensor, Tensor]:
         """Mean over steps and joints; and the absolute error of every joint, in the env's units."""
-        distribution, _ = self.apply(weights, minibatch.obs, minibatch.state, minibatch.start)
+        distribution, value = self.apply(weights, minibatch.obs, minibatch.state, minibatch.start)
         head, weight = self.policy.action_head, minibatch.weight
         action = head.scaled(distribution.mode())
         if self.config.distill.distill_loss == "huber":
@@ -113,5 +118,19 @@ class DistillLearner(Learner):
         def mean(x: Tensor) -> Tensor:
             return x.mean(0) if weight is None else (x * weight[:, None]).sum(0) / weight.sum()
 
-        loss = mean(each).mean()
-        return loss, torch.cat((loss[None], mean(error))).detach()
+        loss = fit = mean(each).mean()
+        own: list[Tensor] = []
+        if self.extra is not None:
+            added, own = self.extra(minibatch, distribution, value)
+            loss = fit + added
+        return loss, torch.cat((fit[None], mean(error), *(x[None] for x in own))).detach()
+
+    @torch.no_grad()
+    def _example(self) -> LessonMinibatch:
+        """A made-up minibatch of one sequence."""
+        length, policy = self.layout.length, self.policy
+        obs, state = example_obs(policy, length), policy.first_state(1)
+        start = None if state is None else torch.zeros(length, dtype=torch.bool, device=state.device)
+        distribution, value = policy(obs, state, start)
+        weight = self.layout.weight(torch.zeros(1, dtype=torch.long, device=value.device))
+        return LessonMinibatch(obs, state, start, distribution.mode(), weight)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from proxima.algo.extra_loss import ExtraLoss, example_obs
 from proxima.algo.learner import Learner, Weights
 from proxima.config import Config
 from proxima.data.known_values import KnownValues
@@ -39,10 +40,13 @@ class Minibatch(NamedTuple):
 class DQNLearner(Learner):
     """DQN's update of one policy."""
 
-    loss_terms = ("q_loss", "q_mean", "td_error")
+    loss_terms: tuple[str, ...] = ("q_loss", "q_mean", "td_error")
 
     def __init__(self, policy: "QNetwork", config: Config, *, device: torch.device, seed: int):
-        self.policy = policy
+        self.policy, self.dqn, self.algorithm = policy, config.dqn, config.algorithm
+        if (name := config.algorithm.extra_loss) is not None:
+            self.extra = ExtraLoss(name, policy, self._example())
+            self.loss_terms = (*self.loss_terms, *self.extra.names)
         super().__init__(
             policy,
             config,
@@ -51,7 +55,6 @@ class DQNLearner(Learner):
             num_updates=config.run.total_timesteps // config.dqn.train_freq,
             gather_outside="always" if policy.image_keys else "if few",
         )
-        self.dqn, self.algorithm = config.dqn, config.algorithm
         self.target = self.flat.vector.clone()
         self._copies = 0  # how many multiples of target_update_every have passed
         self.values: KnownValues | None = None
@@ -166,9 +169,24 @@ class DQNLearner(Learner):
         """Huber loss between the Q of the actions and the targets."""
         target = minibatch.target
         assert target is not None
-        q = _chosen(self._q(weights, minibatch.obs), minibatch.action)
-        huber = F.smooth_l1_loss(q, target)
-        return huber, torch.stack((huber, q.mean(), (q - target).abs().mean())).detach()
+        distribution, value = self.apply(weights, minibatch.obs)
+        q = _chosen(distribution.q, minibatch.action)
+        loss = huber = F.smooth_l1_loss(q, target)
+        own: list[Tensor] = []
+        if self.extra is not None:
+            added, own = self.extra(minibatch, distribution, value)
+            loss = huber + added
+        return loss, torch.stack((huber, q.mean(), (q - target).abs().mean(), *own)).detach()
+
+    @torch.no_grad()
+    def _example(self) -> Minibatch:
+        """A made-up minibatch of two transitions."""
+        obs = example_obs(self.policy, 2)
+        distribution, value = self.policy(obs)
+        minibatch = Minibatch(obs, distribution.mode(), value)
+        if not self.dqn.double_q:
+            return minibatch
+        return minibatch._replace(return_=value, discount=value, target_q=distribution.q, next_obs=obs)
 
     def _q(self, weights: Weights, obs: Tensors) -> Tensor:
         """Q `[B, A]` with these weights."""

@@ -17,6 +17,7 @@ from torch.func import functional_call, grad_and_value
 
 from proxima.algo.adam import AdamState, FlatParameters, adam_step, bias_scales, clip_by_norm, scaled_adam_step
 from proxima.algo.epochs import Epochs
+from proxima.algo.extra_loss import ExtraLoss
 from proxima.algo.schedules import scheduled
 from proxima.compiling import compiled_note, report_failure, write_note
 from proxima.config import Config
@@ -37,6 +38,8 @@ class Learner(ABC):
 
     loss_terms: tuple[str, ...]
     """Names of the metrics that `loss` returns."""
+    extra: ExtraLoss | None = None
+    """The user's own term of the loss."""
 
     def __init__(
         self,
@@ -190,6 +193,8 @@ class Learner(ABC):
     def set_progress(self, progress: float) -> None:
         """Set the learning rate for this fraction of the run."""
         optimizer = self.config.optimizer
+        if self.extra is not None:
+            self.extra.progress.fill_(progress)
         if optimizer.lr_schedule != "adaptive":
             self.learning_rate.fill_(scheduled(optimizer.lr_schedule, optimizer.learning_rate, progress))
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from proxima.algo.extra_loss import ExtraLoss, example_obs
 from proxima.algo.gae import gae, next_values
 from proxima.algo.learner import Learner, Weights
 from proxima.algo.losses import LossTerms, explained_variance, ppo_loss
@@ -50,6 +51,10 @@ class PPOLearner(Learner):
                 )
             self.symmetry = Symmetry(mirror, policy, config, device=device)
             self.loss_terms = (*LossTerms._fields, "symmetry_loss")
+        self.layout = SequenceLayout(config.ppo.num_steps, config.env.num_envs, config.sequence_length)
+        if (name := config.algorithm.extra_loss) is not None:
+            self.extra = ExtraLoss(name, policy, self._example())
+            self.loss_terms = (*self.loss_terms, *self.extra.names)
         iterations = config.num_iterations if num_iterations is None else num_iterations
         super().__init__(
             policy,
@@ -61,7 +66,6 @@ class PPOLearner(Learner):
             # Together with its kernels, the code that calls many unrolled steps takes minutes to compile.
             build_apart=config.sequence_length > 1,
         )
-        self.layout = SequenceLayout(config.ppo.num_steps, config.env.num_envs, config.sequence_length)
         self.reward_normalizer = RewardNormalizer(config.env.num_envs, clip=config.normalize.clip_reward).to(device)
 
     # From a rollout to a batch -------------------------------------------------------------------------------------
@@ -202,8 +206,12 @@ class PPOLearner(Learner):
         distribution, value = self.apply(weights, minibatch.obs, minibatch.state, minibatch.start)
         log_prob, entropy = distribution.log_prob(minibatch.action), distribution.entropy()
         terms = ppo_loss(log_prob, value, entropy, minibatch, ppo)
+        own: list[Tensor] = []
+        if self.extra is not None:
+            added, own = self.extra(minibatch, distribution, value)
+            terms = terms._replace(loss=terms.loss + added)
         if symmetry is None:
-            return terms.loss, torch.stack([term.detach() for term in terms])
+            return terms.loss, torch.stack([term.detach() for term in (*terms, *own)])
         if ppo.symmetry == "augment":
             error = symmetry.error(*symmetry.halves(distribution.mode().detach()), original.weight)
         else:
@@ -211,7 +219,17 @@ class PPOLearner(Learner):
             mirrored, _ = self.apply(weights, *original.mirrored, original.start)
             error = symmetry.error(distribution.mode(), mirrored.mode(), original.weight)
             terms = terms._replace(loss=terms.loss + ppo.symmetry_coef * error)
-        return terms.loss, torch.stack([term.detach() for term in (*terms, error)])
+        return terms.loss, torch.stack([term.detach() for term in (*terms, error, *own)])
+
+    @torch.no_grad()
+    def _example(self) -> Minibatch:
+        """A made-up minibatch of one sequence."""
+        length, policy = self.layout.length, self.policy
+        obs, state = example_obs(policy, length), policy.first_state(1)
+        start = None if state is None else torch.zeros(length, dtype=torch.bool, device=state.device)
+        distribution, value = policy(obs, state, start)
+        action, weight = distribution.mode(), self.layout.weight(torch.zeros(1, dtype=torch.long, device=value.device))
+        return Minibatch(obs, state, start, action, distribution.log_prob(action), value, value, value, weight)
 
     # State -----------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from proxima.algorithms import ALGORITHMS
+from proxima.algorithms import find_algorithm
 from proxima.config import sections
 from proxima.config.env_file import FIXED_SETTINGS, MUSCLE_ENV, changed_settings, env_file_options
 from proxima.config.nested import merged
@@ -130,7 +130,7 @@ class Config:
 
     def validate_algorithm(self) -> list[str]:
         """The same for the algorithm's options, once all are set; returns notices about surprising consequences."""
-        own: list[str] = getattr(self, f"_validate_{ALGORITHMS[self.algorithm.algorithm].section}")()
+        own: list[str] = getattr(self, f"_validate_{find_algorithm(self.algorithm.algorithm).section}")()
         return own
 
     def _validate_ppo(self) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from proxima.algorithms import ALGORITHMS
+from proxima.algorithms import find_algorithm
 from proxima.config.config import Config, all_options
 from proxima.errors import UsageError
 
@@ -44,7 +44,7 @@ def settle(config: Config, traits: Traits) -> tuple[dict[str, Any], list[str]]:
 
     Returns the values that were chosen, by option, and notices about surprising consequences.
     """
-    section_name = ALGORITHMS[config.algorithm.algorithm].section
+    section_name = find_algorithm(config.algorithm.algorithm).section
     chosen: dict[str, Any] = {}
     for name, value in _SUITED.get(section_name, _nothing)(config, traits):
         option = all_options()[name]

@@ -16,6 +16,7 @@ from typing import Any, Literal, Union
 
 from proxima.config.yaml_files import parse_yaml
 from proxima.errors import UsageError
+from proxima.own_parts import name_part
 
 _SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9}
 _LARGEST_INT = 2**63 - 1
@@ -37,16 +38,18 @@ def option(
     words: Mapping[str, int] | None = None,
     resume: Resume = "reported",
     compared: bool = True,
+    part: bool = False,
 ) -> Any:
     """A dataclass field with its aliases and range.
 
     `words` are accepted for numbers: {"all": 0}. `compared` is False where it does not affect what is learned:
-    `proxima compare` groups runs that differ only there.
+    `proxima compare` groups runs that differ only there. With `part`, objects of the user's own are accepted too, alone
+    or in a mapping or list, and stored by name (`own_parts.py`).
     """
     limits = {">=": at_least, ">": above, "<=": at_most, "<": below}
     bounds = {symbol: limit for symbol, limit in limits.items() if limit is not None}
     metadata: dict[str, Any] = {"aliases": tuple(aliases), "bounds": bounds, "words": dict(words or {})}
-    metadata |= {"resume": resume, "compared": compared}
+    metadata |= {"resume": resume, "compared": compared, "part": part}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -65,6 +68,7 @@ class Option:
     words: dict[str, int]
     resume: Resume
     compared: bool
+    part: bool
     help: str
 
     @property
@@ -89,6 +93,9 @@ class Option:
         `source` names the origin of the value in error messages: a file, or the flag itself.
         """
         label = source if source.startswith("--") else f"{source}: {self.name}" if source else self.name
+        value = _with_names(value) if self.part else value
+        if self.part and self.choices and ":" in str(value):  # a part of the user's own, besides the fixed choices
+            return value
         parsed = self._from_words(value, label) if self.words else _convert(value, self.type, label)
         for number in parsed if isinstance(parsed, list) else [] if parsed is None else [parsed]:
             for symbol, limit in self.bounds.items():
@@ -190,6 +197,16 @@ def _text(value: Any, where: str) -> str:
     if "\0" in text or text != text.encode(errors="ignore").decode():
         raise UsageError(f"{where} is {shown(text)}, but it must be text without NUL characters, in UTF-8.")
     return text
+
+
+def _with_names(value: Any) -> Any:
+    """Objects that are not plain data as their names, also inside mappings and lists."""
+    if isinstance(value, Mapping):
+        return {key: _with_names(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_names(item) for item in value]
+    is_plain = value is None or isinstance(value, str | int | float) or hasattr(value, "tolist")
+    return value if is_plain else name_part(value)
 
 
 def _without_numpy(value: Any) -> Any:

@@ -103,8 +103,9 @@ class PolicyOptions:
     """Hidden units of each recurrent layer."""
     rnn_layers: int = fixed(1, aliases=["memory_layers"], at_least=1, at_most=16)
     """Number of recurrent layers."""
-    encoders: dict[str, Any] = fixed({})
-    """Encoders of observation keys, for example '{scandots: {widths: [128, 32]}, mass: {use: critic}}'."""
+    encoders: dict[str, Any] = fixed({}, part=True)
+    """Encoders of observation keys, for example '{scandots: {widths: [128, 32]}, mass: {use: critic}}'. A network of
+    your own: '{lidar: {network: "mynets:LidarNet", out: 64}}'."""
     cnn_features: int = fixed(256, at_least=1, at_most=65_536)
     """Output features of the CNN that encodes an image."""
     orthogonal_init: bool = fixed(True)
@@ -121,14 +122,21 @@ class PolicyOptions:
     """Upper bound of the std."""
     scale_actions: bool = fixed(True)
     """Map -1..1 of a Gaussian policy to the bounds of the action space; actions are clipped to them either way."""
+    policy_class: str | None = fixed(None, aliases=["policy"], part=True)
+    """A policy of your own, module:Class (docs/own-networks.md). None: the algorithm's."""
+    policy_kwargs: dict[str, Any] = fixed({})
+    """Keyword arguments of policy_class."""
 
 
 @dataclass
 class AlgorithmOptions:
     """The algorithm, and the options that all algorithms share."""
 
-    algorithm: Literal["PPO", "DQN", "PPO+muscle", "distillation"] = fixed("PPO")
-    """PPO; DQN, for Discrete actions; PPO+muscle; distillation of a teacher. Each has its own section of options."""
+    algorithm: Literal["PPO", "DQN", "PPO+muscle", "distillation"] = fixed("PPO", part=True)
+    """PPO; DQN, for Discrete actions; PPO+muscle; distillation of a teacher. Each has its own section of options.
+    module:Class, a subclass of one of theirs, is an algorithm of your own."""
+    extra_loss: str | None = option(None, aliases=["loss"], part=True)
+    """A term of your own that is added to the loss, module:function (docs/own-networks.md)."""
     gamma: float = option(0.99, at_least=0, at_most=1)
     """Discount factor per env step."""
     smdp: bool = option(True)

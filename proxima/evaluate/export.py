@@ -24,6 +24,11 @@ from proxima.nets.encoders import Tanh
 from proxima.nets.policy import Policy
 from proxima.nets.trunk import Obs
 
+_ONE_BATCH_SIZE = (
+    "the exported policy would work for one batch size only: a network of your own reads it as a number, as len(x) "
+    "does: use x.shape[0], or x.flatten(1)."
+)
+
 
 def export(path: str | Path, *, format: str, out: str | Path | None = None) -> Path:
     """Write the deterministic policy of a checkpoint to a file, and return its path.
@@ -112,9 +117,9 @@ class DeterministicPolicy(nn.Module):
             action = action.double().clamp(self.low, self.high)
         return action.to(self.dtype).reshape(action.shape[0], *spec.shape)
 
-    def example(self) -> dict[str, Any]:
+    def example(self, rows: int = 2) -> dict[str, Any]:
         """Arguments to trace with: a batch of two, since the exporter treats a batch size of one as a constant."""
-        zeros = [torch.zeros((2, *port.shape), dtype=getattr(torch, port.dtype)) for port in self.inputs]
+        zeros = [torch.zeros((rows, *port.shape), dtype=getattr(torch, port.dtype)) for port in self.inputs]
         obs = dict(zip(self.keys, zeros, strict=False))
         return {"obs": obs, "state": zeros[-1]} if len(zeros) > len(obs) else {"obs": obs}
 
@@ -149,7 +154,10 @@ def _onnx(policy: DeterministicPolicy) -> bytes:
         verbose=False,
     )
     assert program is not None
-    _clear_names(program.model.graph)
+    graph: Any = program.model.graph
+    if any(isinstance(value.shape[0], int) for value in graph.inputs):
+        raise UsageError(_ONE_BATCH_SIZE)
+    _clear_names(graph)
     model = program.model_proto
     for node in model.graph.node:  # debug information, with paths on this machine
         del node.metadata_props[:]
@@ -171,6 +179,10 @@ def _clear_names(graph: Any) -> None:
 def _torchscript(policy: DeterministicPolicy) -> bytes:
     buffer = io.BytesIO()
     traced = torch.jit.trace(policy, tuple(policy.example().values()), check_trace=False)
+    try:
+        traced(*policy.example(3).values())
+    except RuntimeError:
+        raise UsageError(_ONE_BATCH_SIZE) from None
     torch.jit.save(torch.jit.freeze(traced, optimize_numerics=False), buffer)  # freezing drops the unused critic
     return buffer.getvalue()
 

@@ -1,10 +1,13 @@
 """Encoders: modules that map one observation key to features."""
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from proxima.errors import UsageError
+from proxima.nets.own import build, check_outputs, find_class, made_up
 
 
 class Tanh(nn.Module):
@@ -86,7 +89,7 @@ class CNN(nn.Module):
         orthogonal: bool,
     ):
         super().__init__()
-        self.channels_last = _channels_last(shape)
+        self.channels_last = has_channels_last(shape)
         channels, height, width = image_axes(shape)
         modules: list[nn.Module] = []
         for layer in layers:
@@ -103,13 +106,56 @@ class CNN(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """`[B, *shape]`, bytes or floats, to `[B, features]`."""
-        pixels = image.float() * (1.0 / 255.0) if image.dtype == torch.uint8 else image
-        if self.channels_last:
-            pixels = pixels.movedim(-1, -3)
         # In this memory format the backward pass of the convolutions takes a third less time.
-        pixels = pixels.contiguous(memory_format=torch.channels_last)
+        pixels = to_pixels(image, self.channels_last).contiguous(memory_format=torch.channels_last)
         features: Tensor = self.activation(self.linear(self.convolutions(pixels)))
         return features
+
+
+class OwnEncoder(nn.Module):
+    """A user's network for one key, `network(shape, out, **kwargs)`, which maps `[B, *shape]` to `[B, out]`.
+
+    Its inputs are float32 and normalised; an image comes as `[B, C, H, W]`, bytes scaled to 0..1.
+    """
+
+    def __init__(self, name: str, shape: tuple[int, ...], *, out: int, kwargs: Mapping[str, Any], where: str):
+        """`where` begins error messages, for example "encoders: lidar"."""
+        super().__init__()
+        self.is_image = is_image(shape)
+        self.channels_last = self.is_image and has_channels_last(shape)
+        self.shape, what = image_axes(shape) if self.is_image else shape, f"{where}: network {name}"
+        kind = find_class(name, nn.Module, what=f"{where}: network")
+
+        def check(network: nn.Module) -> None:
+            inputs = made_up(self.shape)
+            check_outputs(network, lambda rows: [_features(network, inputs[rows], out, what)], what)
+
+        self.network = build(kind, self.shape, out, kwargs=kwargs, check=check, what=what)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, *shape]`, bytes or floats, to `[B, out]`."""
+        if self.is_image:
+            # In PyTorch's usual memory format, also with one channel: so that `view` works on what follows.
+            x = to_pixels(x, self.channels_last).flatten(1).unflatten(1, self.shape)
+        features: Tensor = self.network(x.float())
+        return features
+
+
+def _features(network: nn.Module, x: Tensor, out: int, what: str) -> Tensor:
+    """The output for made-up inputs; a UsageError if it is not `[B, out]`."""
+    try:
+        found = network(x)
+    except Exception as error:  # of the user's code
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        raise UsageError(f"{what} failed for an input of shape {list(x.shape)} ({reason}).") from error
+    if not isinstance(found, Tensor):
+        raise UsageError(f"{what} returned a {type(found).__name__}, but it must be a tensor [B, {out}].")
+    if found.shape != (len(x), out):
+        raise UsageError(
+            f"{what} turned {list(x.shape)} into {list(found.shape)}, but with out {out} it must be {[len(x), out]}: "
+            "change the network, or out."
+        )
+    return found
 
 
 def is_image(shape: tuple[int, ...]) -> bool:
@@ -119,8 +165,15 @@ def is_image(shape: tuple[int, ...]) -> bool:
 
 def image_axes(shape: tuple[int, ...]) -> tuple[int, int, int]:
     """Channels, height and width of an image."""
-    return (shape[2], shape[0], shape[1]) if _channels_last(shape) else (shape[0], shape[1], shape[2])
+    return (shape[2], shape[0], shape[1]) if has_channels_last(shape) else (shape[0], shape[1], shape[2])
 
 
-def _channels_last(shape: tuple[int, ...]) -> bool:
+def has_channels_last(shape: tuple[int, ...]) -> bool:
+    """Whether an image is stored as height, width, channels: the shorter outer axis is the channels."""
     return shape[-1] < shape[0]
+
+
+def to_pixels(image: Tensor, channels_last: bool) -> Tensor:
+    """Images `[B, *shape]` as `[B, C, H, W]`; bytes are scaled to 0..1, floats are not."""
+    pixels = image.float() * (1.0 / 255.0) if image.dtype == torch.uint8 else image
+    return pixels.movedim(-1, -3) if channels_last else pixels

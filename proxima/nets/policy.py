@@ -1,4 +1,8 @@
-"""Base class of policies: everything that collection, learners, evaluation and export need of one."""
+"""Base class of policies: everything that collection, learners, evaluation and export need of one.
+
+A policy of your own is a subclass, `--policy module:Class` or `train(policy=Class)`; DQN needs one of `QNetwork`,
+distillation one of `ActorCritic`. docs/own-networks.md has an example.
+"""
 
 from abc import ABC, abstractmethod
 from typing import NamedTuple
@@ -8,11 +12,13 @@ from torch import Tensor, nn
 
 from proxima.algo.distributions import Distribution
 from proxima.algo.normalize import ObsNormalizer
-from proxima.algorithms import ALGORITHMS
+from proxima.algorithms import find_algorithm
 from proxima.compiling import float32_by_default
 from proxima.config import Config
 from proxima.config.sections import NormalizeOptions, PolicyOptions
+from proxima.errors import UsageError
 from proxima.nets.encoders import is_image
+from proxima.nets.own import build, check_outputs, find_class, policy_trial
 from proxima.nets.spec import Spec
 from proxima.nets.trunk import Obs, encoder_options
 from proxima.own_parts import find_part
@@ -31,21 +37,27 @@ class Acted(NamedTuple):
 class Policy(nn.Module, ABC):
     """Maps dictionary observations to actions and values, with its own normaliser.
 
-    It is stateless: a recurrent state is passed in and out. A checkpoint holds its parameters and buffers; `spec` and
-    the options build it again.
+    A subclass sets `noise_size` and defines `forward` and `to_env`; an `ActionHead` (`actor_critic.py`) has both the
+    distribution and `to_env` of any action space. With a recurrent state it also sets `state_size` and
+    `actor_state_size`, and defines `act` and `value`.
+
+    It is stateless: a recurrent state is passed in and out. Its outputs depend on its weights and inputs only, row by
+    row, in train and eval mode alike: no dropout, no batch statistics. It is compiled: no branches on values of
+    tensors, and fixed tensors are buffers. A checkpoint holds its parameters and buffers; `spec` and the options build
+    it again.
     """
 
     actor_keys: list[str]
-    """Observation keys that `act` needs; the other `keys` are for the critic."""
+    """Observation keys that `act` needs, all by default; the other `keys` are for the critic."""
     return_scale: Tensor
     """[], the divisor of rewards: a value times this is in the env's units."""
     noise_size: int
     """Standard normal numbers per sampled action."""
-    state_size: int
+    state_size: int = 0
     """`S`, the size of the recurrent state; 0 without recurrence."""
-    actor_state_size: int
+    actor_state_size: int = 0
     """How many of its first columns `act` needs."""
-    values_are_cheap: bool
+    values_are_cheap: bool = False
     """Whether `act` can return values at little extra cost, because actor and critic share the convolutions."""
 
     def __init__(self, spec: Spec, options: PolicyOptions, normalize: NormalizeOptions):
@@ -55,7 +67,7 @@ class Policy(nn.Module, ABC):
         self.register_buffer("return_scale", torch.ones(()))
         self.encoder_options = encoder_options(options.encoders, spec.obs)
         self.obs_specs = {key: o for key, o in spec.obs.items() if self.encoder_options[key].use != "none"}
-        self.keys = list(self.obs_specs)
+        self.keys = self.actor_keys = list(self.obs_specs)
         self.image_keys = frozenset(key for key, o in self.obs_specs.items() if is_image(o.shape))
         shapes = {key: o.shape for key, o in self.obs_specs.items() if key not in self.image_keys}
         self.normalizer = ObsNormalizer(shapes if normalize.normalize_obs else {}, clip=normalize.clip_obs)
@@ -70,19 +82,25 @@ class Policy(nn.Module, ABC):
         first step, and `start` `[L * B]` bool, where an episode begins and the state is set to zero.
         """
 
-    @abstractmethod
     def value(self, obs: Obs, state: Tensor | None = None, start: Tensor | None = None) -> Tensor:
-        """The value of `forward` without the actor."""
+        """The value of `forward`; to be overridden where it can be computed without the actor."""
+        value: Tensor = self(obs, state, start)[1]
+        return value
 
-    @abstractmethod
+    @torch.no_grad()
     def act(
         self, obs: Obs, noise: Tensor | None = None, state: Tensor | None = None, *, with_value: bool = False
     ) -> Acted:
         """Choose actions for unnormalised observations `[B, ...]` and the state `[B, S]`, without gradients.
 
         Sampled with standard normal `noise` `[B, noise_size]`, else the most likely actions. Without values, the first
-        `actor_state_size` columns of the state are enough; None is the state at the start of an episode.
+        `actor_state_size` columns of the state are enough; None is the state at the start of an episode. To be
+        overridden by recurrent policies, and where actions need fewer keys than `forward`.
         """
+        distribution, value = self(self.normalizer(obs))
+        action = distribution.mode() if noise is None else distribution.sample(noise)
+        acted = Acted(action, self.to_env(action), None)
+        return acted._replace(log_prob=distribution.log_prob(action), value=value) if with_value else acted
 
     @abstractmethod
     def to_env(self, action: Tensor) -> Tensor:
@@ -98,8 +116,33 @@ class Policy(nn.Module, ABC):
 
 
 def make_policy(spec: Spec, config: Config) -> Policy:
-    """The policy of the configured algorithm, with random weights in float32."""
-    kind = find_part(ALGORITHMS[config.algorithm.algorithm].policy)
+    """The policy of the configured algorithm, or the user's own, with random weights in float32."""
+    entry = find_algorithm(config.algorithm.algorithm)
+    own, kwargs = config.policy.policy_class, config.policy.policy_kwargs
     with float32_by_default():
-        policy: Policy = kind(spec, config.policy, config.normalize)
+        if own is not None:
+            return make_own_policy(own, find_part(entry.policy_base), spec, config)
+        if kwargs:
+            raise UsageError(f"policy_kwargs are {kwargs}, but they are for a policy of your own: give policy_class.")
+        policy: Policy = find_part(entry.policy)(spec, config.policy, config.normalize)
     return policy
+
+
+def make_own_policy(name: str, base: type[Policy], spec: Spec, config: Config) -> Policy:
+    """A user's policy, tried out on made-up observations; a UsageError if it does not do what `Policy` says."""
+    what = f"policy_class {name}"
+    kind = find_class(name, base, what="policy_class")
+
+    def check(policy: Policy) -> None:
+        if not hasattr(policy, "noise_size"):
+            raise UsageError(f"{what} sets no noise_size: set it in __init__; an ActionHead has one.")
+        if policy.state_size and not config.is_recurrent:
+            raise UsageError(
+                f"{what} has a recurrent state, but rnn is none, which learns from single steps: give rnn gru or lstm."
+            )
+        if policy.state_size and kind.act is Policy.act:
+            raise UsageError(f"{what} has a recurrent state, but no act of its own, which returns the next one.")
+        check_outputs(policy, policy_trial(policy, what), what)
+
+    arguments = (spec, config.policy, config.normalize)
+    return build(kind, *arguments, kwargs=config.policy.policy_kwargs, check=check, what=what)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from proxima.config.options import Option, nearest, option, options_of
 from proxima.config.sections import PolicyOptions
 from proxima.errors import UsageError
-from proxima.nets.encoders import CNN, MLP, ConvLayer, image_axes, is_image, nature_layers
+from proxima.nets.encoders import CNN, MLP, ConvLayer, OwnEncoder, image_axes, is_image, nature_layers
 from proxima.nets.rnn import RNN
 from proxima.nets.spec import ObsSpec
 
@@ -38,6 +38,12 @@ class EncoderOptions:
     """Of an image: activation function of the convolutions and of the features."""
     features: int | None = option(None, at_least=1, at_most=65_536)
     """Of an image: outputs of the linear layer after the convolutions. None: cnn_features."""
+    network: str | None = option(None, part=True)
+    """A network of the user's own in place of ours, module:Class, made as `Class(shape, out, **kwargs)`."""
+    out: int | None = option(None, at_least=1, at_most=65_536)
+    """Of an own network: its output features."""
+    kwargs: dict[str, Any] = option({})
+    """Of an own network: its keyword arguments."""
 
 
 _FOR_IMAGES = ("kernels", "strides", "channels", "pool", "activation", "features")
@@ -64,11 +70,23 @@ def encoder_options(encoders: Mapping[str, Any], obs: Mapping[str, ObsSpec]) -> 
                     "the layers of its MLP."
                 )
             setattr(found[key], name, _FIELDS[name].parse(value, source=where))
-        if is_image(obs[key].shape):
+        _check_network(found[key], given, where)
+        if is_image(obs[key].shape) and found[key].network is None:
             conv_layers(obs[key].shape, found[key], where)
     if all(encoder.use != "all" for encoder in found.values()):
         raise UsageError("encoders leave the actor nothing to see: give at least one key the use all.")
     return found
+
+
+def _check_network(encoder: EncoderOptions, given: Mapping[str, Any], where: str) -> None:
+    """Refuse options that do not go with an own network, or without one."""
+    if encoder.network is None:
+        if unused := [name for name in ("out", "kwargs") if name in given]:
+            raise UsageError(f"{where}: {unused[0]} is for a network of your own: give network, or leave it out.")
+    elif encoder.out is None:
+        raise UsageError(f"{where}: network is {encoder.network!r}, but out is missing: give its output features.")
+    elif unused := [name for name in _FOR_IMAGES if name in given]:
+        raise UsageError(f"{where}: {unused[0]} is for our convolutions, and network is in their place: leave one out.")
 
 
 def conv_layers(shape: tuple[int, ...], encoder: EncoderOptions, where: str = "encoders") -> list[ConvLayer]:
@@ -104,10 +122,10 @@ def conv_layers(shape: tuple[int, ...], encoder: EncoderOptions, where: str = "e
 
 
 class Encoders(nn.ModuleList):
-    """Encodes keys and joins them to one vector: a CNN for images, then the key's own MLP."""
+    """Encodes keys and joins them to one vector: a CNN for images, or the user's network, then the key's own MLP."""
 
     def __init__(self, obs: dict[str, ObsSpec], encoders: dict[str, EncoderOptions], options: PolicyOptions):
-        super().__init__(_encoder(o, encoders[key], options) for key, o in obs.items())
+        super().__init__(_encoder(key, o, encoders[key], options) for key, o in obs.items())
         self.keys_taken = list(obs)
         self.out_features = sum(_features(o, encoders[key], options) for key, o in obs.items())
 
@@ -153,10 +171,13 @@ class Trunk(nn.Module):
         return self.rnn.step(x, x.new_zeros(len(x), self.state_size) if state is None else state)
 
 
-def _encoder(spec: ObsSpec, encoder: EncoderOptions, options: PolicyOptions) -> nn.Module:
+def _encoder(key: str, spec: ObsSpec, encoder: EncoderOptions, options: PolicyOptions) -> nn.Module:
     orthogonal = options.orthogonal_init
     first: nn.Module = nn.Flatten(1)
-    if is_image(spec.shape):
+    if encoder.network is not None and encoder.out is not None:
+        where = f"encoders: {key}"
+        first = OwnEncoder(encoder.network, spec.shape, out=encoder.out, kwargs=encoder.kwargs, where=where)
+    elif is_image(spec.shape):
         layers, features = conv_layers(spec.shape, encoder), _first_features(spec, encoder, options)
         first = CNN(spec.shape, layers, features=features, activation=encoder.activation, orthogonal=orthogonal)
     if not encoder.widths:
@@ -167,6 +188,8 @@ def _encoder(spec: ObsSpec, encoder: EncoderOptions, options: PolicyOptions) -> 
 
 def _first_features(spec: ObsSpec, encoder: EncoderOptions, options: PolicyOptions) -> int:
     """Inputs of the key's MLP."""
+    if encoder.network is not None and encoder.out is not None:
+        return encoder.out
     return (encoder.features or options.cnn_features) if is_image(spec.shape) else math.prod(spec.shape)
 
 

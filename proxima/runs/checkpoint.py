@@ -69,7 +69,8 @@ class Checkpoint:
         if not isinstance(state, dict):
             raise ValueError(f"{AGENT} holds a {type(state).__name__}, not weights by name")
         # Older checkpoints call the recurrent layers memory.
-        return {re.sub(r"\bmemory\.", "rnn.", name) if isinstance(name, str) else name: x for name, x in state.items()}
+        old, new = r"^(actor|critic)_trunk\.memory\.", r"\1_trunk.rnn."
+        return {re.sub(old, new, name) if isinstance(name, str) else name: x for name, x in state.items()}
 
     def has(self, file_name: str) -> bool:
         """Whether it was saved with this file."""

@@ -116,6 +116,9 @@ TABLES = {
             otherwise="rises by orders of magnitude: unstable, lower `learning_rate`",
         ),
         Metric("learning_rate", "update", "at the end of the iteration", healthy="follows its schedule"),
+        Metric(
+            "extra_loss", "losses", "with `extra_loss`: your own term of the loss; its own metrics are in `update/`"
+        ),
     ),
     "PPO": (
         Metric(

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from proxima.algorithms import ALGORITHMS
+from proxima.algorithms import find_algorithm
 from proxima.compiling import float32_by_default, freeze_garbage, process_settings_kept
 from proxima.config import Config, all_presets, load_config
 from proxima.config.options import shown
@@ -22,6 +22,7 @@ from proxima.nets.policy import Policy
 from proxima.own_parts import find_part
 from proxima.runs import checkpoint
 from proxima.runs.layout import make_run_dir, write_lineage
+from proxima.runs.metrics import find_metric
 from proxima.track.progress import make_console
 from proxima.track.tracker import Tracker, make_tracker
 from proxima.training import saving, setup
@@ -70,8 +71,10 @@ class Trainer:
 
     def _build(self) -> None:
         config = self.config
-        algorithm: type[Algorithm] = find_part(ALGORITHMS[config.algorithm.algorithm].algorithm)
+        algorithm: type[Algorithm] = find_part(find_algorithm(config.algorithm.algorithm).algorithm)
         self.algorithm = algorithm(self.parts)
+        if (extra := self.algorithm.learner.extra) is not None:
+            extra.check_names(lambda name: find_metric(name) is not None)
         self.notices = list(self.parts.notices)
         self.policy, self.source = self.algorithm.policy, self.algorithm.source
         self.examiner = Examiner(config, self.policy, self.algorithm.networks, step=0)

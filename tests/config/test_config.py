@@ -44,6 +44,20 @@ def test_the_key_env_is_a_section_or_an_id(tmp_path: Path) -> None:
     assert load_config(write(tmp_path, "env: {env: Ant-v5, num_envs: 3}\n")).env.num_envs == 3
 
 
+def test_the_key_policy_is_a_section_or_a_class(tmp_path: Path) -> None:
+    assert load_config(write(tmp_path, "policy: mynets:MyPolicy\n")).policy.policy_class == "mynets:MyPolicy"
+    assert load_config(write(tmp_path, "policy: {policy: mynets:MyPolicy, rnn: gru}\n")).policy.rnn == "gru"
+
+
+def test_objects_are_stored_by_name_only_where_an_option_takes_them() -> None:
+    config = load_config(None, {"loss": write, "algorithm": Path, "encoders": {"x": {"network": Config, "out": 3}}})
+    assert config.algorithm.extra_loss == f"{__name__}:write" and ":Path" in config.algorithm.algorithm
+    assert config.policy.encoders == {"x": {"network": "proxima.config.config:Config", "out": 3}}
+    assert load_config(None, {"loss": "none"}).algorithm.extra_loss is None
+    with pytest.raises(UsageError, match="algorithm is 'PPQ', but it must be one of PPO"):
+        load_config(None, {"algorithm": "PPQ"})
+
+
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
