@@ -16,6 +16,7 @@ from typing import Any, Literal, Union
 
 from proxima.config.yaml_files import parse_yaml
 from proxima.errors import UsageError
+from proxima.own_parts import name_part
 
 _SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9}
 _LARGEST_INT = 2**63 - 1
@@ -37,16 +38,18 @@ def option(
     words: Mapping[str, int] | None = None,
     resume: Resume = "reported",
     compared: bool = True,
+    part: bool = False,
 ) -> Any:
     """A dataclass field with its aliases and range.
 
     `words` are accepted for numbers: {"all": 0}. `compared` is False where it does not affect what is learned:
-    `proxima compare` groups runs that differ only there.
+    `proxima compare` groups runs that differ only there. `part`: text that names a part of the user's own
+    (`own_parts.py`); in Python it may be given as an object.
     """
     limits = {">=": at_least, ">": above, "<=": at_most, "<": below}
     bounds = {symbol: limit for symbol, limit in limits.items() if limit is not None}
     metadata: dict[str, Any] = {"aliases": tuple(aliases), "bounds": bounds, "words": dict(words or {})}
-    metadata |= {"resume": resume, "compared": compared}
+    metadata |= {"resume": resume, "compared": compared, "part": part}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -65,6 +68,7 @@ class Option:
     words: dict[str, int]
     resume: Resume
     compared: bool
+    part: bool
     help: str
 
     @property
@@ -89,6 +93,7 @@ class Option:
         `source` names the origin of the value in error messages: a file, or the flag itself.
         """
         label = source if source.startswith("--") else f"{source}: {self.name}" if source else self.name
+        value = _named(value) if self.part else value
         parsed = self._from_words(value, label) if self.words else _convert(value, self.type, label)
         for number in parsed if isinstance(parsed, list) else [] if parsed is None else [parsed]:
             for symbol, limit in self.bounds.items():
@@ -102,6 +107,13 @@ class Option:
             return self.words[word] if word in self.words else _convert(value, self.type, label)
         except UsageError as error:
             raise UsageError(f"{str(error).removesuffix('.')}, or {' or '.join(self.words)}.") from None
+
+
+def _named(value: Any) -> Any:
+    """The names of objects; text and what is missing are unchanged."""
+    if isinstance(value, list | tuple):
+        return [_named(item) for item in value]
+    return value if value is None or isinstance(value, str | dict) else name_part(value)
 
 
 def options_of(section: str, cls: type) -> list[Option]:

@@ -275,10 +275,16 @@ class Collector:
         """Hand the weights of a network that is part of the env to the envs."""
         self.env.set_weights(name, weights)
 
+    def call_envs(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the envs; see `VecEnv.call`."""
+        self._tape = None  # a recording has the numbers from before
+        return self.env.call(method, *args, **kwargs)
+
     def metrics(self, progress: float) -> dict[str, float]:
-        """Episode statistics, counters of the envs, and the hold."""
+        """Episode statistics, counters of the envs, numbers from their `info` and the hold."""
+        info = {f"info_{name}": mean for name, mean in self.env.take_info().items()}
         held = self.hold_schedule.metrics(progress, policy_steps=self.policy_steps) if self.hold_schedule else {}
-        return {**self.episodes.metrics(), **self.env.counters(), **held}
+        return {**self.episodes.metrics(), **self.env.counters(), **info, **held}
 
     def try_exactness(self) -> str | None:
         """Try on the envs whether a resume can be exact; None, or why it cannot."""

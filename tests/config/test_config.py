@@ -196,7 +196,7 @@ def test_a_config_survives_its_own_yaml() -> None:
         ("gama", "gamma"),
         ("entropy", "entropy_coef"),
         ("num-env", "num_envs"),
-        ("init_from", None),
+        ("warm_from", None),
         ("foo", None),
         ("x", None),
     ],
