@@ -307,7 +307,7 @@ def _train(arguments: argparse.Namespace) -> int:
 def _evaluate(arguments: argparse.Namespace) -> int:
     from proxima.evaluate.beside import evaluate_beside
     from proxima.evaluate.episodes import evaluate
-    from proxima.evaluate.video import show_checkpoint
+    from proxima.evaluate.video import record_checkpoint, watch_checkpoint
     from proxima.runs import checkpoint
 
     _raise_on_interrupt()
@@ -321,9 +321,9 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     if arguments.beside is not None and (arguments.analyze_value or arguments.analyze_policy):
         raise UsageError("--beside compares two policies, and an analysis is of one: leave one of them out.")
     if arguments.render:
-        show_checkpoint(path, window=True, length=length, **chosen)
+        watch_checkpoint(path, length=length, **chosen)
     if arguments.record:
-        video = show_checkpoint(path, length=length, **chosen)
+        video = record_checkpoint(path, length=length, **chosen)
         print(f"video {video}", file=sys.stderr if arguments.json else sys.stdout, flush=True)
     analyses = {"value": arguments.analyze_value, "policy": arguments.analyze_policy}
     if arguments.beside is not None:

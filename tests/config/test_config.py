@@ -229,7 +229,7 @@ def test_options_say_what_a_resume_may_change() -> None:
     by_rule = {rule: {o.name for o in all_options().values() if o.resume == rule} for rule in ("fixed", "free")}
     sections = {name: {o.name for o in options_of(name, cls)} for name, cls in SECTIONS.items()}
     weights_and_states = {"algorithm", "env", "env_kwargs", "num_envs", "seed", "normalize_obs"}
-    weights_and_states |= {"teacher", "teacher_settings", "teacher_share"}
+    weights_and_states |= {"init_from", "teacher", "teacher_settings", "teacher_share"}
     assert by_rule["fixed"] == weights_and_states | sections["policy"]
     assert (
         by_rule["free"]
