@@ -31,8 +31,8 @@ def start_from(algorithm: Algorithm, path: str | Path) -> tuple[Path, str]:
     found = saved.checkpoint.path.resolve()
     with checkpoint.explained(found):
         own, theirs = by_observation_key(algorithm.policy), by_observation_key(saved.policy)
-        trained = {name: x for name, x in own.items() if x.requires_grad}
-        fits = [name for name, x in trained.items() if name in theirs and theirs[name].shape == x.shape]
+        layers = _layers({name: x for name, x in own.items() if x.requires_grad})
+        fits = {layer: params for layer, params in layers.items() if _differing(params, theirs) is None}
         if not fits:
             raise UsageError(
                 f"init_from is {path}, but none of its weights fit this run: it was trained on "
@@ -40,13 +40,14 @@ def start_from(algorithm: Algorithm, path: str | Path) -> tuple[Path, str]:
                 f"{saved.config.policy.hidden_sizes}."
             )
         with torch.no_grad():
-            for name in fits:
-                trained[name].copy_(theirs[name])
-        fresh = [_compared(name, x, theirs.get(name)) for name, x in trained.items() if name not in fits]
+            for params in fits.values():
+                for name, x in params.items():
+                    x.copy_(theirs[name])
+        fresh = [what for params in layers.values() if (what := _differing(params, theirs)) is not None]
         fresh += [f"statistics of {key}" for key in algorithm.policy.normalizer.copy_known(saved.policy.normalizer)]
         fresh += _start_networks(algorithm.networks, saved)
         fresh += algorithm.weights_changed(_learner_states(saved))
-    text = f"Starting from {found}: {len(fits)} of {len(trained)} tensors of the policy fit"
+    text = f"Starting from {found}: {len(fits)} of {len(layers)} layers of the policy fit"
     more = f" and {len(fresh) - _MOST_NAMED} more" * (len(fresh) > _MOST_NAMED)
     return found, f"{text}; fresh: {', '.join(fresh[:_MOST_NAMED])}{more}." if fresh else f"{text}."
 
@@ -66,9 +67,21 @@ def by_observation_key(policy: Policy) -> dict[str, nn.Parameter]:
     return found
 
 
-def _compared(name: str, own: Tensor, other: Tensor | None) -> str:
-    there = "not there" if other is None else f"there {list(other.shape)}"
-    return f"{name} {list(own.shape)} ({there})"
+def _layers(parameters: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Parameters by layer: a bias without its weights would be of no use."""
+    layers: dict[str, dict[str, Tensor]] = {}
+    for name, x in parameters.items():
+        layers.setdefault(name.rpartition(".")[0], {})[name] = x
+    return layers
+
+
+def _differing(own: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> str | None:
+    """The first parameter of a layer that does not fit, in words; None if all do."""
+    for name, x in own.items():
+        other = theirs.get(name)
+        if other is None or other.shape != x.shape:
+            return f"{name} {list(x.shape)} ({'not there' if other is None else f'there {list(other.shape)}'})"
+    return None
 
 
 def _start_networks(networks: Mapping[str, nn.Module], saved: Restored) -> list[str]:

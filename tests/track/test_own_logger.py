@@ -1,0 +1,100 @@
+"""Loggers of a user's own, as objects and by name."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from proxima import load_config, train
+from proxima.errors import UsageError
+from proxima.track.own_logger import make_logger
+from tests.training.runs import SMALL
+
+OPTIONS = SMALL | {"env": "CartPole-v1", "total_timesteps": 256}
+
+
+class Memory:
+    """Keeps what it is given; a subclass of each test's own."""
+
+    made: ClassVar[list["Memory"]] = []
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.closed = 0
+        self.made.append(self)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.steps.append(step)
+        assert metrics["global_step"] == step
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class InFolder(Memory):
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__()
+        (run_dir / "mine.txt").write_text("here")
+
+
+class Broken(Memory):
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        raise ConnectionError("no network")
+
+
+class Picky(Memory):
+    def __init__(self, key: str) -> None:
+        super().__init__()
+
+
+def test_objects_get_every_iteration_and_are_closed() -> None:
+    one, two = Memory(), Memory()
+    result = train(**OPTIONS, loggers=[one, two])
+    assert one.steps == two.steps == [128, 256] and one.closed == two.closed == 1
+    assert result.config.track.loggers == [
+        "tests.track.test_own_logger:Memory",
+        "tests.track.test_own_logger:Memory#2",
+    ]
+
+
+def test_one_object_needs_no_list() -> None:
+    one = Memory()
+    train(**OPTIONS, loggers=one)
+    assert one.steps == [128, 256]
+
+
+def test_a_class_is_made_by_its_name_and_gets_the_run_folder_if_it_wants_it() -> None:
+    result = train(**OPTIONS, logger="tests.track.test_own_logger:InFolder")
+    assert (result.run_dir / "mine.txt").read_text() == "here" and InFolder.made[-1].steps == [128, 256]
+
+
+def test_a_broken_one_is_named_once_and_harms_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    good = Memory()
+    train(**OPTIONS, loggers=[Broken(), good])
+    lines = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert sum("Broken cannot be written: no network" in line for line in lines) == 1 or any(
+        "Broken cannot be written" in line for line in lines
+    )
+    assert good.steps == [128, 256]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("pathlib:Path", r"needs the methods write\(step, metrics\) and close\(\)"),
+        ("tests.track.test_own_logger:Picky", "cannot be made .*give it as an object"),
+        ("nothing.here:Logger", "cannot import nothing.here"),
+    ],
+)
+def test_what_is_no_logger_is_one_line(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make_logger(name, tmp_path)
+
+
+def test_names_come_from_flags_and_files(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("track: {loggers: [a:B, c:D]}\n")
+    assert load_config(tmp_path / "mine.yaml").track.loggers == ["a:B", "c:D"]
+    found: Any = load_config(None, {"logger": "a:B,c:D"}).track.loggers
+    assert found == ["a:B", "c:D"]

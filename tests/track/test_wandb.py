@@ -1,0 +1,63 @@
+"""Weights & Biases: an offline run read back with its own reader; without the package, one clear sentence."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxima import train
+from proxima.errors import UsageError
+from proxima.runs import checkpoint
+from tests.training.runs import SMALL
+
+OPTIONS = SMALL | {"env": "CartPole-v1", "total_timesteps": 256, "wandb": "proxima-tests"}
+
+
+def test_without_the_package_a_run_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UsageError, match=r"pip install 'proxima-rl\[wandb\]', or leave --wandb out"):
+        train(**OPTIONS)
+
+
+def records(run_dir: Path) -> list[Any]:
+    from wandb.proto import wandb_internal_pb2
+    from wandb.sdk.internal.datastore import DataStore
+
+    (file,) = run_dir.glob("wandb/offline-run-*/run-*.wandb")
+    store, found = DataStore(), []
+    store.open_for_scan(str(file))
+    while (data := store.scan_data()) is not None:
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        found.append(record)
+    return found
+
+
+def history(run_dir: Path) -> list[dict[str, Any]]:
+    rows = [record.history for record in records(run_dir) if record.WhichOneof("record_type") == "history"]
+    return [{"/".join(x.nested_key) or x.key: json.loads(x.value_json) for x in row.item} for row in rows]
+
+
+def run_record(run_dir: Path) -> Any:
+    return next(record.run for record in records(run_dir) if record.WhichOneof("record_type") == "run")
+
+
+@pytest.mark.slow
+def test_an_offline_run_has_options_metrics_and_videos_and_a_resume_continues_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    first = train(**OPTIONS, record_every=128, video_length=5)
+    rows, run = history(first.run_dir), run_record(first.run_dir)
+    assert [row["global_step"] for row in rows] == [128, 256] and "losses/entropy" in rows[0]
+    assert rows[1]["videos/CartPole-v1"]["_type"] == "video-file"
+    assert run.project == "proxima-tests"
+    config = {x.key: json.loads(x.value_json) for x in run.config.update}
+    assert config["env"]["env"] == "CartPole-v1"
+    assert run.run_id == checkpoint.read_metadata(first.checkpoint)["wandb_run"]
+    second = train(resume_from=first.run_dir, total_timesteps=512)
+    assert run_record(second.run_dir).run_id == run.run_id
+    assert [row["global_step"] for row in history(second.run_dir)] == [384, 512]
