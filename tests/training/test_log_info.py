@@ -29,7 +29,7 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def test_a_number_of_every_step_and_one_of_the_last() -> None:
-    result = train(**HILLS, num_steps=10, minibatch_size=8, log_info="count,sometimes,note,absent")
+    result = train(**HILLS | {"num_steps": 10, "minibatch_size": 8}, log_info="count,sometimes,note,absent")
     row = rows(result.run_dir)[0]  # two episodes of each env
     assert (row["info_count"], row["info_sometimes"]) == (3.0, 3.0)
     assert (row["episode_count"], row["episode_sometimes"]) == (5.0, 3.0)
@@ -59,8 +59,9 @@ def test_batch_mode_has_the_numbers_of_gymnasium(env_id: str, hold: int) -> None
         env.hold = type(env.hold)(hold, hold)
         env.reset(seed=4)
     generator, ended = np.random.default_rng(0), 0
-    for _ in range(60):
-        action = generator.uniform(-0.4, 0.4, (3, envs[0].action_space.shape[0])).astype(np.float32)
+    low, high = envs[0].action_space.low, envs[0].action_space.high
+    for _ in range(100):
+        action = generator.uniform(low, high, (3, envs[0].action_space.shape[0])).astype(np.float32)
         batch, *others = [env.step(torch.from_numpy(action)) for env in envs]
         for name in keys:
             for row in batch.ended.nonzero().flatten().tolist():
@@ -69,7 +70,9 @@ def test_batch_mode_has_the_numbers_of_gymnasium(env_id: str, hold: int) -> None
                 assert expected == pytest.approx([float(batch.episodes.info[name][row])] * 2, rel=1e-9, abs=1e-12)
     means, *others = [env.take_info() for env in envs]
     assert all(means == pytest.approx(other, rel=1e-9, abs=1e-12) for other in others)
-    assert others[0] == others[1] and ended >= (0 if env_id in ("HalfCheetah-v5", "Swimmer-v5") else 1)
+    assert others[0] == others[1] and ended >= (
+        0 if env_id in ("HalfCheetah-v5", "Swimmer-v5", "Ant-v4", "Ant-v5") else 1
+    )
     for env in envs:
         env.close()
 
