@@ -37,6 +37,7 @@ _COMMON_OPTIONS = {
         "lr_schedule",
     ),
     *("num_steps", "minibatch_size", "update_epochs", "gamma", "entropy_coef", "hidden_sizes", "rnn", "teacher"),
+    *("init_from", "wandb", "loggers", "log_info"),
     *("eval_every", "record_every", "checkpoint_minutes", "auto_resume", "quiet"),
 }
 

@@ -80,6 +80,8 @@ class Collector:
         self._state: Rows = () if first_state is None else (first_state,)
         """The recurrent state `[N, S]`, zero where an episode begins; empty without recurrence."""
         self._ending_buffer = None if env.device.type == "cpu" else EndingBuffer(num_steps)
+        self._unseen = set(env.log_info)
+        """Keys of `log_info` that no `info` has had yet; empty once that was said."""
         self._tape: Tape | None = None
         self._rehearsed = False
         try:
@@ -282,9 +284,17 @@ class Collector:
 
     def metrics(self, progress: float) -> dict[str, float]:
         """Episode statistics, counters of the envs, numbers from their `info` and the hold."""
-        info = {f"info_{name}": mean for name, mean in self.env.take_info().items()}
+        means = self.env.take_info()
+        self._note_unseen(means)
+        info = {f"info_{name}": mean for name, mean in means.items()}
         held = self.hold_schedule.metrics(progress, policy_steps=self.policy_steps) if self.hold_schedule else {}
         return {**self.episodes.metrics(), **self.env.counters(), **info, **held}
+
+    def _note_unseen(self, means: dict[str, float]) -> None:
+        self._unseen -= {name for name, mean in means.items() if not math.isnan(mean)}
+        if self._unseen and self.episodes.count:
+            names, self._unseen = sorted(self._unseen), set()
+            log.warning("log_info: the info of the first episodes had no number %s.", " and no number ".join(names))
 
     def try_exactness(self) -> str | None:
         """Try on the envs whether a resume can be exact; None, or why it cannot."""

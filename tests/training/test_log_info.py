@@ -28,12 +28,14 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_number_of_every_step_and_one_of_the_last() -> None:
+def test_a_number_of_every_step_and_one_of_the_last(caplog: pytest.LogCaptureFixture) -> None:
     result = train(**HILLS | {"num_steps": 10, "minibatch_size": 8}, log_info="count,sometimes,note,absent")
     row = rows(result.run_dir)[0]  # two episodes of each env
     assert (row["info_count"], row["info_sometimes"]) == (3.0, 3.0)
     assert (row["episode_count"], row["episode_sometimes"]) == (5.0, 3.0)
     assert row["info_note"] is None and row["info_absent"] is None and row["episode_absent"] is None
+    said = "log_info: the info of the first episodes had no number absent and no number note."
+    assert [record.message for record in caplog.records].count(said) == 1
 
 
 def test_a_mean_is_of_one_iteration_and_of_every_held_step() -> None:
