@@ -12,12 +12,13 @@ from rich.console import Console
 
 from proxima.config.sections import TrackOptions
 from proxima.errors import UsageError
+from proxima.own_parts import find_part
 from proxima.runs.layout import METRICS
 from proxima.track.append_file import AppendFile
 from proxima.track.own_logger import make_logger
 from proxima.track.progress import ProgressDisplay
 from proxima.track.tensor_board import TensorBoard
-from proxima.track.wandb import WandB
+from proxima.track.wandb import WandB, import_wandb
 
 log = logging.getLogger("proxima")
 
@@ -83,6 +84,14 @@ class Tracker:
             self._failing.add(id(writer))
         else:
             self._failing.discard(id(writer))
+
+
+def check_writers(options: TrackOptions) -> None:
+    """Raise a UsageError if Weights & Biases or a logger cannot be imported, before anything is written."""
+    if options.wandb is not None:
+        import_wandb()
+    for name in options.loggers:
+        find_part(name, what="logger")
 
 
 def make_tracker(

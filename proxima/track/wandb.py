@@ -27,7 +27,7 @@ class WandB:
 
     def __init__(self, project: str, run_dir: Path, *, run_id: str | None, config: str):
         """`config` is the options as YAML."""
-        wandb = _import()
+        wandb = import_wandb()
         try:
             self._run = wandb.init(
                 project=project,
@@ -66,7 +66,8 @@ class WandB:
         self._run.finish()
 
 
-def _import() -> Any:
+def import_wandb() -> Any:
+    """The package; a UsageError without it."""
     try:
         import wandb
     except ImportError as error:

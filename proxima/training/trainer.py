@@ -5,7 +5,6 @@ import copy
 import logging
 import signal
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,44 +16,24 @@ from proxima.config import Config, all_options, all_presets, load_config
 from proxima.config.options import shown
 from proxima.errors import ProximaError, UsageError
 from proxima.evaluate.restored import restore_policy
-from proxima.nets.policy import Policy
 from proxima.own_parts import find_part
 from proxima.runs import checkpoint
 from proxima.runs.layout import make_run_dir, write_lineage
-from proxima.text import number
 from proxima.track.progress import make_console
-from proxima.track.tracker import Tracker, make_tracker
+from proxima.track.tracker import Tracker, check_writers, make_tracker
 from proxima.track.wandb import new_run_id
 from proxima.training import saving, setup
 from proxima.training.algorithm import Algorithm
 from proxima.training.clock import Clock
 from proxima.training.examiner import Examiner
 from proxima.training.fine_tuning import start_from
+from proxima.training.result import TrainResult
 from proxima.training.resume import newest_of_name, resumed_config
 from proxima.training.signals import Interrupted, StopSignals
 
 log = logging.getLogger("proxima")
 
 OnIteration = Callable[["Trainer", dict[str, float]], object]
-
-
-@dataclass(repr=False)
-class TrainResult:
-    """The result of a run."""
-
-    run_dir: Path
-    checkpoint: Path | None
-    episode_return: float
-    """Mean over the last 100 training episodes."""
-    global_step: int
-    policy: Policy
-    config: Config
-
-    def __repr__(self) -> str:
-        return (
-            f"TrainResult({self.config.env.env}, {self.global_step:,} steps, return {number(self.episode_return)}, "
-            f"run {self.run_dir})"
-        )
 
 
 class Trainer:
@@ -71,6 +50,7 @@ class Trainer:
         self.config = config = copy.deepcopy(config)  # defaults that suit the env are filled in
         self.console = make_console(quiet=True) if config.track.quiet else console or make_console()
         config.validate()
+        check_writers(config.track)
         with float32_by_default():
             self.parts = setup.build_parts(config)
             try:
@@ -204,7 +184,7 @@ class Trainer:
                 raise UsageError(f"log: {name} is {shown(value)}, but it must be a number.") from None
 
     def save(self) -> Path:
-        """Save a checkpoint now, from the body of the loop; returns its folder."""
+        """Save a checkpoint now, from the body of the loop, and return its folder."""
         if self.saver is None or not self.config.checkpoint.save_checkpoint:
             raise UsageError("save is for the body of the loop, in a run whose save_checkpoint is not False.")
         saved = self.saver.save(saving.snapshot(self))

@@ -21,6 +21,7 @@ def test_without_the_package_a_run_says_how_to_install_it(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UsageError, match=r"pip install 'proxima-rl\[wandb\]', or leave --wandb out"):
         train(**OPTIONS)
+    assert not Path("runs").exists()
 
 
 def payloads(content: bytes) -> Iterator[bytes]:
