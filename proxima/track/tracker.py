@@ -91,7 +91,10 @@ def check_writers(options: TrackOptions) -> None:
     if options.wandb is not None:
         import_wandb()
     for name in options.loggers:
-        find_part(name, what="logger")
+        try:
+            find_part(name, what="logger")
+        except UsageError as error:
+            raise UsageError(f"{str(error).removesuffix('.')}; without it: --loggers [].") from None
 
 
 def make_tracker(

@@ -1,6 +1,7 @@
 """Loggers of a user's own, as objects and by name."""
 
 import logging
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -77,6 +78,15 @@ def test_a_broken_one_is_named_once_and_harms_nothing(caplog: pytest.LogCaptureF
         "Broken cannot be written: no network. The run continues and will try again."
     ]
     assert good.steps == [128, 256]
+
+
+def test_a_resume_that_does_not_find_an_object_can_leave_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = train(**OPTIONS, loggers=[Memory()])
+    monkeypatch.setattr("proxima.own_parts._given", {})  # as in another process
+    monkeypatch.delattr(sys.modules[__name__], "Memory")
+    with pytest.raises(UsageError, match=r"has no Memory.*; without it: --loggers \[\]"):
+        train(resume_from=first.run_dir, total_timesteps=512)
+    assert train(resume_from=first.run_dir, total_timesteps=512, loggers=[]).global_step == 512
 
 
 @pytest.mark.parametrize(

@@ -185,5 +185,7 @@ def test_a_vector_env_has_its_own_methods() -> None:
     trainer = trainer_of(env="InvertedPendulum-v5")
     with pytest.raises(UsageError, match="MujocoBatchEnv has no method 'set_difficulty'"):
         trainer.call_envs("set_difficulty", 3)
+    trainer.source._tape = object()  # type: ignore[assignment]
     assert trainer.call_envs("counters") == {}
+    assert trainer.source._tape is None  # a recorded rollout would go on with what the method changed
     trainer.close()
