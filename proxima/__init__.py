@@ -4,20 +4,28 @@ TYPE_CHECKING = False  # as in `typing`, which is slow to import
 if TYPE_CHECKING:
     from typing import Any
 
-    from proxima.config import Config
+    from proxima.config import Config, load_config
     from proxima.envs.make import make_env
+    from proxima.evaluate.episodes import evaluate
     from proxima.evaluate.policy import load_policy
-    from proxima.training.trainer import train
+    from proxima.evaluate.video import record_checkpoint as record
+    from proxima.report.compare import compare_runs as compare
+    from proxima.training.trainer import Trainer, train
 
 __version__ = "0.1.0"
-__all__ = ["Config", "load_policy", "make_env", "train"]
+__all__ = ["Config", "Trainer", "compare", "evaluate", "load_config", "load_policy", "make_env", "record", "train"]
 
 # Imported on first use, so that env workers and `proxima --help` do not import torch.
 _HOMES = {
-    "Config": "proxima.config",
-    "load_policy": "proxima.evaluate.policy",
-    "make_env": "proxima.envs.make",
-    "train": "proxima.training.trainer",
+    "Config": "proxima.config:Config",
+    "Trainer": "proxima.training.trainer:Trainer",
+    "compare": "proxima.report.compare:compare_runs",
+    "evaluate": "proxima.evaluate.episodes:evaluate",
+    "load_config": "proxima.config:load_config",
+    "load_policy": "proxima.evaluate.policy:load_policy",
+    "make_env": "proxima.envs.make:make_env",
+    "record": "proxima.evaluate.video:record_checkpoint",
+    "train": "proxima.training.trainer:train",
 }
 
 
@@ -26,4 +34,5 @@ def __getattr__(name: str) -> "Any":
         raise AttributeError(f"module 'proxima' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    module, attribute = _HOMES[name].split(":")
+    return getattr(import_module(module), attribute)

@@ -37,6 +37,7 @@ _COMMON_OPTIONS = {
         "lr_schedule",
     ),
     *("num_steps", "minibatch_size", "update_epochs", "gamma", "entropy_coef", "hidden_sizes", "rnn", "teacher"),
+    *("init_from", "wandb", "loggers", "log_info"),
     *("eval_every", "record_every", "checkpoint_minutes", "auto_resume", "quiet"),
 }
 
@@ -249,6 +250,8 @@ def _add_flag(group: Any, option: Option, *, is_shown: bool) -> None:
 def _metavar(option: Option) -> str:
     if option.choices:
         return "{" + ",".join(option.choices) + "}"
+    if option.type == list[str]:
+        return "NAME"
     return _METAVARS.get(type(option.default)) or option.name.split("_")[-1].upper()
 
 
@@ -307,7 +310,7 @@ def _train(arguments: argparse.Namespace) -> int:
 def _evaluate(arguments: argparse.Namespace) -> int:
     from proxima.evaluate.beside import evaluate_beside
     from proxima.evaluate.episodes import evaluate
-    from proxima.evaluate.video import show_checkpoint
+    from proxima.evaluate.video import record_checkpoint, watch_checkpoint
     from proxima.runs import checkpoint
 
     _raise_on_interrupt()
@@ -321,9 +324,9 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     if arguments.beside is not None and (arguments.analyze_value or arguments.analyze_policy):
         raise UsageError("--beside compares two policies, and an analysis is of one: leave one of them out.")
     if arguments.render:
-        show_checkpoint(path, window=True, length=length, **chosen)
+        watch_checkpoint(path, length=length, **chosen)
     if arguments.record:
-        video = show_checkpoint(path, length=length, **chosen)
+        video = record_checkpoint(path, length=length, **chosen)
         print(f"video {video}", file=sys.stderr if arguments.json else sys.stdout, flush=True)
     analyses = {"value": arguments.analyze_value, "policy": arguments.analyze_policy}
     if arguments.beside is not None:

@@ -43,7 +43,7 @@ def proxima(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         (["--resume-from", "nowhere"], "nowhere does not exist"),
         (["--env", "CartPole-v1", "--encoders", "{obs: {widths: [100000000]}}"], "lower hidden_sizes"),
         (["--env", "Hopper-v5", "--hidden-sizes", "65536", "65536"], "the networks have 8,"),
-        (["--init-from", "x"], "unknown flag --init-from. See"),
+        (["--warm-from", "x"], "unknown flag --warm-from. See"),
     ],
 )
 def test_bad_input_is_one_line_with_code_2_and_leaves_nothing(

@@ -4,7 +4,7 @@ The target network's values are computed for several minibatches at once; for im
 target network changes. Metrics stay on the device until `metrics` is called.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -204,6 +204,11 @@ class DQNLearner(Learner):
         self.target.copy_(state["target"]["param"])
         self._copies = int(state["target"]["copies"])
         return super().load_state_dict(state)
+
+    def weights_changed(self, other: Mapping[str, Any]) -> list[str]:
+        """The target network has the same weights."""
+        self.target.copy_(self.state.param)
+        return []
 
     def follow_changes(self, before: Config) -> None:
         """Also rescale the count of target updates, and empty the cache if its values no longer hold."""

@@ -61,6 +61,8 @@ class Learner(ABC):
         self._fp16 = config.optimizer.precision == "fp16"
         self.state = AdamState.start(self.flat.vector, loss_scale=_FIRST_FP16_SCALE if self._fp16 else 1.0)
         self.learning_rate = self.flat.vector.new_tensor(config.optimizer.learning_rate)
+        self.schedule_ended = False
+        """Whether the learning rate was set by hand, which ends a linear or cosine schedule."""
         self.reduce_gradient: Callable[[Tensor], Tensor] | None = None
         """Applied to the gradient `[P]` of every step before clipping, e.g. the mean over ranks."""
         self.step_metrics = (*self.loss_terms, "gradient_norm")
@@ -195,8 +197,13 @@ class Learner(ABC):
         optimizer = self.config.optimizer
         if self.extra is not None:
             self.extra.progress.fill_(progress)
-        if optimizer.lr_schedule != "adaptive":
+        if optimizer.lr_schedule != "adaptive" and not self.schedule_ended:
             self.learning_rate.fill_(scheduled(optimizer.lr_schedule, optimizer.learning_rate, progress))
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Use this learning rate from now on; an adaptive schedule goes on from it, any other ends."""
+        self.learning_rate.fill_(learning_rate)
+        self.schedule_ended = True
 
     def weights_are_finite(self) -> Tensor:
         """A bool [] on the device."""
@@ -225,6 +232,7 @@ class Learner(ABC):
         return {
             "optimizer": {name: x.clone() for name, x in self._optimizer_tensors().items()},
             "generator": {"state": self.generator.get_state()},
+            **({"schedule": {"ended": torch.tensor(True)}} if self.schedule_ended else {}),
         }
 
     def load_state_dict(self, state: dict[str, dict[str, Tensor]]) -> bool:
@@ -232,13 +240,22 @@ class Learner(ABC):
         for name, x in self._optimizer_tensors().items():
             x.copy_(state["optimizer"][name])
         self.state.scales.copy_(bias_scales(self.state.steps))
+        self.schedule_ended = "schedule" in state
         return restore_generator(self.generator, state["generator"]["state"], otherwise=int(self.state.steps))
+
+    def weights_changed(self, other: Mapping[str, Any]) -> list[str]:
+        """Called when a run starts with weights of another one, whose learner's state is `other` (empty if unknown).
+
+        Returns what of it, besides the optimizer, starts fresh.
+        """
+        return []
 
     def follow_changes(self, before: Config) -> None:
         """Apply options that a resume changed, where the loaded state is from the options `before`."""
         old, new = before.optimizer, self.config.optimizer
         if (old.learning_rate, old.lr_schedule) != (new.learning_rate, new.lr_schedule):
             self.learning_rate.fill_(new.learning_rate)
+            self.schedule_ended = False
         if old.precision != new.precision:
             self.state.loss_scale.fill_(_FIRST_FP16_SCALE if self._fp16 else 1.0)
 

@@ -65,6 +65,22 @@ class ObsNormalizer(nn.Module):
             getattr(self, f"{name}_shift").copy_(moments.mean)
             getattr(self, f"{name}_scale").copy_((moments.var + 1e-8).rsqrt())
 
+    @torch.no_grad()
+    def copy_known(self, other: "ObsNormalizer") -> list[str]:
+        """Copy the statistics of the keys that the other one has in the same shape; returns the keys without."""
+        own, theirs, missing = self.state_dict(), other.state_dict(), []
+        for key, name in self._names.items():
+            there = other._names.get(key, "")
+            pairs = {f"moments.{name}.{part}": f"moments.{there}.{part}" for part in ("mean", "var", "count")} | {
+                f"{name}_{part}": f"{there}_{part}" for part in ("shift", "scale")
+            }
+            if all(to in theirs and theirs[to].shape == own[of].shape for of, to in pairs.items()):
+                for of, to in pairs.items():
+                    own[of].copy_(theirs[to])
+            else:
+                missing.append(key)
+        return missing
+
 
 class RewardNormalizer(nn.Module):
     """Divides rewards by the running std of the discounted return."""

@@ -1,6 +1,7 @@
 """PPO (Schulman et al. 2017): the advantages of a rollout and the loss of a minibatch."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -245,6 +246,17 @@ class PPOLearner(Learner):
             self._mirrored_state.copy_(state["mirrored_state"]["state"])
         self.reward_normalizer.load_state_dict(state["reward_normalizer"])
         return super().load_state_dict(state)
+
+    def weights_changed(self, other: Mapping[str, Any]) -> list[str]:
+        """Use the other run's statistics of rewards, which the critic's values are scaled by."""
+        if not self.config.normalize.normalize_reward:
+            return []
+        moments = self.reward_normalizer.moments
+        theirs = other.get("reward_normalizer")
+        if theirs is None:
+            return ["statistics of the reward"]
+        moments.load_state_dict({name: theirs[f"moments.{name}"] for name in moments.state_dict()})
+        return []
 
     def forget_episodes(self) -> None:
         """Start anew what is carried over from rollout to rollout, because the next one begins with new episodes."""

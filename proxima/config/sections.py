@@ -34,6 +34,8 @@ class RunOptions:
     """Threads of the batch physics and of the learner. None: as many as are of use, up to all cores."""
     compile: Literal["auto", "on", "off"] = option("auto")
     """Compile the minibatch update and the policy step. auto: only if the run is long enough to save time overall."""
+    init_from: str | None = fixed(None)
+    """Fine-tuning: start with the weights and normalisers of this checkpoint or run folder, as far as they fit."""
     runs_dir: str = bookkeeping("runs")
     """Folder that runs are written to."""
 
@@ -315,7 +317,14 @@ class TrackOptions:
     """Write TensorBoard events to the run's tb/ folder."""
     progress: bool = bookkeeping(True)
     """Show a progress bar; without a terminal, print a line from time to time."""
+    wandb: str | None = bookkeeping(None)
+    """Also log to this project of Weights & Biases; with WANDB_MODE=offline to a folder in the run's."""
+    loggers: list[str] = bookkeeping([], aliases=["logger"], part=True)
+    """Loggers of your own, module:Class with `write(step, metrics)` and `close()`; in Python also as objects."""
+    log_info: list[str] = bookkeeping([])
+    """Keys of the env's `info` whose numbers become the metrics info_KEY and episode_KEY."""
     log_every: int = bookkeeping(0, aliases=["log_freq"], at_least=0)
-    """Iterations (not env steps) between printed tables of metrics; 0: only at the end. Files get every iteration."""
+    """Iterations (not env steps) between printed tables of metrics; 0: only at the end. Files and loggers get every
+    iteration."""
     quiet: bool = bookkeeping(False)
     """Show warnings and errors only: no progress, no tables, no summary."""

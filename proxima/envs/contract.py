@@ -102,6 +102,8 @@ class VecEnv(ABC):
     """Simulated seconds per env step, None if unknown."""
     episode_info: tuple[str, ...] = ()
     """Names of the statistics that the env reports for every finished episode: the keys of `Episodes.info`."""
+    log_info: tuple[str, ...] = ()
+    """Keys of the envs' `info` whose numbers `take_info` returns; () for envs that have no `info`."""
     holder: Holder
     mirror: Mirror | None = None
     """Left-right symmetry of the task, for the option `symmetry`; None if it has none."""
@@ -138,6 +140,16 @@ class VecEnv(ABC):
     def set_weights(self, name: str, weights: Mapping[str, Tensor]) -> None:
         """Use these weights in the network `name` that is part of the env, such as a muscle network."""
         raise UsageError(f"{type(self).__name__} has no network {name!r}.")
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the env, for example to change its difficulty; of single envs, of each: a list."""
+        if not callable(found := getattr(self, method, None)):
+            raise UsageError(f"{type(self).__name__} has no method {method!r} to call.")
+        return found(*args, **kwargs)
+
+    def take_info(self) -> dict[str, float]:
+        """Means of the numbers of `log_info` over the env steps since the last call; NaN without any."""
+        return {}
 
     def counters(self) -> dict[str, int]:
         """Cumulative counts for the metrics of every iteration, such as restarted workers."""

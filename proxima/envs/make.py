@@ -79,6 +79,7 @@ def make_env(
     num_workers: int | None = None,
     wrappers: Sequence[Wrapper] = (),
     max_failures: int | None = None,
+    log_info: Sequence[str] = (),
     step_timeout: float | None = 300.0,
     device: str = "cpu",
 ) -> VecEnv:
@@ -99,6 +100,8 @@ def make_env(
         wrappers: Gymnasium wrappers, applied in order; not with batch.
         max_failures: Sync and async: `EnvFailure` is raised when an env fails this often in a row, without a
             successful step in between.
+        log_info: Keys of the env's `info` whose numbers `take_info` averages: in sync and async mode any, in batch mode
+            those that the MuJoCo task has.
         device: Device of an env on tensors; all others are on the CPU.
         step_timeout: Async only: seconds after which a worker that does not answer is killed and restarted; None
             waits for ever.
@@ -124,6 +127,8 @@ def make_env(
     if mode in ("auto", "batch"):
         refusal = "wrappers only run in sync and async mode" if wrappers else _batch_refusal(spec.id, env_kwargs)
         if refusal is None and spec.id in TENSOR_WORLDS:
+            if log_info:
+                raise UsageError(f"log_info is {', '.join(log_info)}, but {spec.id} has no info: leave it out.")
             options |= {"device": device, "max_episode_steps": max_episode_steps or spec.max_episode_steps}
             creator = load_env_creator(TENSOR_WORLDS[spec.id])
             if getattr(creator, "has_threads", False):
@@ -137,7 +142,7 @@ def make_env(
         if refusal is None:
             from proxima.envs.mujoco.env import MujocoBatchEnv
 
-            options |= {"num_threads": num_threads, "max_episode_steps": max_episode_steps}
+            options |= {"num_threads": num_threads, "max_episode_steps": max_episode_steps, "log_info": log_info}
             return MujocoBatchEnv(spec.id, env_kwargs=env_kwargs, **options)
         if mode == "batch":
             raise UsageError(f"env {spec.id!r} cannot run in batch mode: {refusal}; use sync or async")
@@ -145,6 +150,7 @@ def make_env(
     from proxima.envs.gymnasium.sync_vec import MAX_FAILURES, SyncVecEnv
 
     options |= {"env_kwargs": env_kwargs, "max_episode_steps": max_episode_steps, "wrappers": wrappers}
+    options["log_info"] = log_info
     options["max_failures"] = MAX_FAILURES if max_failures is None else max_failures
     if mode == "async" or (mode == "auto" and num_envs > 1 and is_emulator(spec)):
         from proxima.envs.gymnasium.async_vec import AsyncVecEnv

@@ -24,6 +24,8 @@ from proxima.evaluate.world import chosen_env
 from proxima.nets.encoders import is_image
 from proxima.nets.policy import Policy
 from proxima.nets.spec import Spec
+from proxima.runs import checkpoint
+from proxima.text import number
 
 LONGEST_EPISODE = 100_000
 """Policy steps after which an episode counts as endless."""
@@ -59,7 +61,7 @@ class Episode:
     """Numbers that the env reported (`episode_info`)."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Evaluation:
     """The evaluated episodes and their statistics."""
 
@@ -130,6 +132,10 @@ class Evaluation:
             lines.append(f"{name:<{width}}{''.join(padded)}")
         return "\n".join([*lines, *(f"{name} {share:.1%}" for name, share in self.shares.items())])
 
+    def __repr__(self) -> str:
+        mean, std = number(self.returns.mean), number(self.returns.std)
+        return f"Evaluation({self.env}, {len(self.episodes)} episodes, return {mean} +/- {std}, {self.checkpoint})"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return {
@@ -152,6 +158,7 @@ class Evaluation:
 def evaluate(
     path: str | Path,
     *,
+    best: bool = False,
     env: str | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
     episodes: int = 20,
@@ -159,13 +166,26 @@ def evaluate(
     deterministic: bool = True,
     trace: bool = False,
 ) -> Evaluation:
-    """Run episodes of a checkpoint's policy; with `trace`, keep every policy step.
+    """Run episodes of a trained policy. `proxima.evaluate` is this function.
 
-    `env` is another env than the policy was trained on, `env_kwargs` override keywords of the run's env.
+    Args:
+        path: A checkpoint folder, or a run folder, whose newest checkpoint is used.
+        best: Use the run's best checkpoint, not its newest.
+        env: Another env id than the policy was trained on.
+        env_kwargs: Keywords of the env to change.
+        episodes: Number of episodes.
+        seed: Of the envs, and of sampled actions.
+        deterministic: Take the most likely action; False samples, as in training.
+        trace: Keep every policy step, in `Episode.trace`.
+
+    Example:
+        >>> found = proxima.evaluate("runs/CartPole-v1", episodes=50)  # doctest: +SKIP
+        >>> found.returns.mean, found.success_rate  # doctest: +SKIP
+        (500.0, None)
     """
     check_number("episodes", episodes, least=1, most=MOST_EPISODES)
     check_number("seed", seed, least=0)
-    saved = restore_policy(path)
+    saved = restore_policy(checkpoint.find(path, best=True) if best else path)
     policy = saved.policy
     env_id, kwargs, limit = chosen_env(saved.config, env, env_kwargs)
     world = make_env(env_id, num_envs=min(episodes, MOST_ENVS), env_kwargs=kwargs, max_episode_steps=limit)

@@ -25,8 +25,9 @@ from proxima.evaluate.headless import explain_broken_choice, offscreen, require_
 from proxima.evaluate.limits import check_number
 from proxima.evaluate.mp4 import write_mp4
 from proxima.evaluate.policy import LoadedPolicy
-from proxima.evaluate.restored import restore_policy
+from proxima.evaluate.restored import Restored, restore_policy
 from proxima.evaluate.world import chosen_env, refuse_window
+from proxima.runs import checkpoint
 from proxima.runs.layout import VIDEOS
 
 Act = Callable[[Any], Any]
@@ -119,29 +120,72 @@ def watch(
                 return
 
 
-def show_checkpoint(
+def record_checkpoint(
     path: str | Path,
     *,
-    window: bool = False,
+    out: str | Path | None = None,
+    best: bool = False,
     env: str | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
     seed: int = 0,
     deterministic: bool = True,
     length: int | None = None,
-) -> Path | None:
-    """Record a checkpoint's policy into `videos/` of its run and return the file; with `window`, show it instead."""
+) -> Path:
+    """Record a trained policy into an MP4, without a display; returns the file. `proxima.record` is this function.
+
+    Args:
+        path: A checkpoint folder, or a run folder, whose newest checkpoint is used.
+        out: The file; None is one in `videos/` of the run, named after env, step and seed.
+        best: Use the run's best checkpoint, not its newest.
+        env: Another env id than the policy was trained on.
+        env_kwargs: Keywords of the env to change.
+        seed: Of the env, and of sampled actions.
+        deterministic: Take the most likely action; False samples, as in training.
+        length: Env steps, over as many episodes as they take; None is one episode.
+
+    Example:
+        >>> proxima.record("runs/HalfCheetah-v5", out="cheetah.mp4")  # doctest: +SKIP
+        PosixPath('cheetah.mp4')
+    """
+    saved = restore_policy(checkpoint.find(path, best=True) if best else path)
+    act, env_id, options = _played(saved, env, env_kwargs, seed=seed, deterministic=deterministic, length=length)
+    if out is None:
+        how = f"-seed{seed}{f'-{length}steps' if length else ''}{'' if deterministic else '-stochastic'}"
+        out = video_path(saved.checkpoint.run_dir, env_id, saved.checkpoint.global_step, how)
+    return record(act, env_id, path=out, **options)
+
+
+def watch_checkpoint(
+    path: str | Path,
+    *,
+    env: str | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    deterministic: bool = True,
+    length: int | None = None,
+) -> None:
+    """Show a trained policy in a window; the arguments are those of `record_checkpoint`."""
     saved = restore_policy(path)
+    act, env_id, options = _played(saved, env, env_kwargs, seed=seed, deterministic=deterministic, length=length)
+    watch(act, env_id, **options)
+
+
+def _played(
+    saved: Restored,
+    env: str | None,
+    env_kwargs: Mapping[str, Any] | None,
+    *,
+    seed: int,
+    deterministic: bool,
+    length: int | None,
+) -> tuple[Act, str, dict[str, Any]]:
+    """The arguments of `record` and `watch` for a restored policy."""
     env_id, kwargs, limit = chosen_env(saved.config, env, env_kwargs)
     policy = LoadedPolicy(saved.policy, seed=seed, hold=saved.hold)
     act = functools.partial(policy.act, deterministic=deterministic)
     options: dict[str, Any] = {"env_kwargs": kwargs, "max_episode_steps": limit, "seed": seed, "length": length}
     options |= {"hold": saved.hold, "on_reset": policy.reset, "prepare": saved.hand_networks}
-    if window:
-        watch(act, env_id, **options)
-        return None
-    how = f"-seed{seed}{f'-{length}steps' if length else ''}{'' if deterministic else '-stochastic'}"
-    target = video_path(saved.checkpoint.run_dir, env_id, saved.checkpoint.global_step, how)
-    return record(act, env_id, path=target, **options)
+    return act, env_id, options
 
 
 def video_path(run_dir: Path, env_id: str, step: int, how: str = "") -> Path:

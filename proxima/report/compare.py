@@ -32,9 +32,7 @@ def write_comparison(
     """Compare runs into a folder; returns the page, the markdown and the comparison."""
     from proxima.report import figures  # slow to import
 
-    comparison = compare(load_groups(paths), threshold=threshold)
-    for notice in _damage(comparison):
-        log.warning(notice)
+    comparison = compare_runs(*paths, threshold=threshold)
     target = Path(out)
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -46,6 +44,30 @@ def write_comparison(
     except OSError as error:
         raise UsageError(f"the comparison cannot be written to {target}: {error.strerror or error}.") from None
     return target / "index.html", text, comparison
+
+
+def compare_runs(*runs: str | Path, out: str | Path | None = None, threshold: float | None = None) -> Comparison:
+    """Compare runs by their metrics. `proxima.compare` is this function.
+
+    Args:
+        *runs: Run folders, or folders of runs; `"LABEL=FOLDER"` makes one group of all runs in a folder. Runs that
+            differ only in their seed form a group.
+        out: Also write the page of `proxima compare`, its figures and markdown to this folder.
+        threshold: Return to be reached; None is 80 % of the way from the lowest to the best final return.
+
+    Example:
+        >>> found = proxima.compare("ours=runs/a", "theirs=runs/b")  # doctest: +SKIP
+        >>> {result.group.label: result.final["training"].iqm for result in found.results}  # doctest: +SKIP
+        {'ours': 480.2, 'theirs': 455.9}
+    """
+    if out is not None:
+        return write_comparison(list(map(str, runs)), out=out, threshold=threshold)[2]
+    if not runs:
+        raise UsageError("compare needs at least one run folder.")
+    comparison = compare(load_groups(list(map(str, runs))), threshold=threshold)
+    for notice in _damage(comparison):
+        log.warning(notice)
+    return comparison
 
 
 def rows(comparison: Comparison) -> list[tuple[str, ...]]:

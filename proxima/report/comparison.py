@@ -10,6 +10,7 @@ import numpy as np
 from proxima.errors import UsageError
 from proxima.evaluate.statistics import FEWEST, RESAMPLES, Summary
 from proxima.report.runs import Group, Run
+from proxima.text import number
 
 RETURN = "episode_return"
 EVALUATED = "eval_return"
@@ -53,7 +54,7 @@ class Result:
     steps_per_second: float
 
 
-@dataclass
+@dataclass(repr=False)
 class Comparison:
     """All groups with their statistics."""
 
@@ -61,6 +62,10 @@ class Comparison:
     results: list[Result]
     threshold: float | None
     """None where the envs differ and none was given."""
+
+    def __repr__(self) -> str:
+        finals = [f"{result.group.label} {number(result.final['training'].iqm)}" for result in self.results]
+        return f"Comparison(final training return: {', '.join(finals)})"
 
     @property
     def envs(self) -> list[str]:

@@ -62,6 +62,11 @@ TABLES = {
         ),
         Metric("episode_<name>", "episodes", "mean over these 100 of each number that the env lists in `episode_info`"),
         Metric(
+            "info_<name>",
+            "info",
+            "with `log_info`: mean over the env steps of this iteration whose `info` has the number",
+        ),
+        Metric(
             "worker_restarts",
             "faults",
             "env workers or envs that crashed and were replaced (sync and async)",
@@ -272,7 +277,7 @@ def all_metrics() -> list[Metric]:
 
 @cache
 def find_metric(name: str) -> Metric | None:
-    """The metric with this name; None if it is not in the tables, for example one of a user's algorithm."""
+    """The metric with this name; None if it is not in the tables, for example one that a user logs."""
     return next((metric for metric in all_metrics() if metric.covers(name)), None)
 
 
@@ -280,7 +285,7 @@ def tag(name: str) -> str | None:
     """The TensorBoard tag, `group/name`; None for the x-axes `iteration` and `global_step`."""
     metric = find_metric(name)
     if metric is None:
-        return f"update/{name}"
+        return name if "/" in name else f"update/{name}"
     return f"{metric.group}/{name}" if metric.group else None
 
 

@@ -1,4 +1,4 @@
-"""Passes the metrics of every iteration to all writers: the metrics file, TensorBoard, the progress display."""
+"""Passes the metrics of every iteration to all writers: files, TensorBoard, W&B, own loggers, the progress display."""
 
 import json
 import logging
@@ -12,19 +12,22 @@ from rich.console import Console
 
 from proxima.config.sections import TrackOptions
 from proxima.errors import UsageError
+from proxima.own_parts import find_part
 from proxima.runs.layout import METRICS
 from proxima.track.append_file import AppendFile
+from proxima.track.own_logger import make_logger
 from proxima.track.progress import ProgressDisplay
 from proxima.track.tensor_board import TensorBoard
+from proxima.track.wandb import WandB, import_wandb
 
 log = logging.getLogger("proxima")
 
 
 class Writer(Protocol):
-    """Writes the metrics of every iteration. Its failure affects neither the run nor other writers."""
+    """Writes the metrics of every iteration. Its failure affects neither the run nor other writers.
 
-    name: str
-    """For warnings."""
+    Warnings call it by its attribute `name`, or without one by its class.
+    """
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of an iteration that ended at env step `step`; NaN means that a metric has no value."""
@@ -56,7 +59,7 @@ class Tracker:
 
     def __init__(self, writers: Sequence[Writer]):
         self.writers = writers
-        self._failing: set[str] = set()
+        self._failing: set[int] = set()
 
     def write(self, metrics: Mapping[str, float]) -> None:
         """Write the metrics of one iteration."""
@@ -69,27 +72,46 @@ class Tracker:
             self._guard(writer, writer.close, at_end=True)
 
     def _guard(self, writer: Writer, work: Callable[[], None], *, at_end: bool = False) -> None:
+        name = getattr(writer, "name", type(writer).__name__)
         try:
             work()
         except Exception as error:  # a user's writer can raise anything
             what = f"{type(error).__name__}: {error}" if not isinstance(error, OSError) else error.strerror or error
             if at_end:
-                log.warning("%s is not complete: %s.", writer.name, what)
-            elif writer.name not in self._failing:
-                log.warning("%s cannot be written: %s. The run continues and will try again.", writer.name, what)
-            self._failing.add(writer.name)
+                log.warning("%s is not complete: %s.", name, what)
+            elif id(writer) not in self._failing:
+                log.warning("%s cannot be written: %s. The run continues and will try again.", name, what)
+            self._failing.add(id(writer))
         else:
-            self._failing.discard(writer.name)
+            self._failing.discard(id(writer))
+
+
+def check_writers(options: TrackOptions) -> None:
+    """Raise a UsageError if Weights & Biases or a logger cannot be imported, before anything is written."""
+    if options.wandb is not None:
+        import_wandb()
+    for name in options.loggers:
+        try:
+            find_part(name, what="logger")
+        except UsageError as error:
+            raise UsageError(f"{str(error).removesuffix('.')}; without it: --loggers [].") from None
 
 
 def make_tracker(
-    run_dir: Path, options: TrackOptions, *, config: str, total_steps: int, first_step: int, console: Console
+    run_dir: Path,
+    options: TrackOptions,
+    *,
+    config: str,
+    total_steps: int,
+    first_step: int,
+    console: Console,
+    wandb_run: str | None = None,
 ) -> Tracker:
     """Open the writers that the options select.
 
     Raises:
         OSError: the run folder cannot be written.
-        UsageError: TensorBoard is installed but cannot be imported.
+        UsageError: TensorBoard, Weights & Biases or a logger of the user's own cannot be imported or made.
     """
     writers: list[Writer] = [JsonLines(run_dir)]
     if options.tensorboard:
@@ -102,5 +124,8 @@ def make_tracker(
                 f"TensorBoard cannot be imported ({type(error).__name__}: {str(error)[:200]!r}): install it again, or "
                 "give --no-tensorboard."
             ) from error
+    if options.wandb is not None:
+        writers.append(WandB(options.wandb, run_dir, run_id=wandb_run, config=config))
+    writers += [make_logger(name, run_dir) for name in options.loggers]
     writers.append(ProgressDisplay(options, total_steps=total_steps, first_step=first_step, console=console))
     return Tracker(writers)

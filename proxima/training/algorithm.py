@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch
@@ -124,6 +124,14 @@ class Algorithm(ABC):
                 different.append("the generators of another device do not fit this one")
         return list(dict.fromkeys(different))
 
+    def weights_changed(self, other: Mapping[str, Any]) -> list[str]:
+        """Called when a run starts with weights of another one, whose training state is `other` (empty if unknown).
+
+        Returns what of it starts fresh.
+        """
+        found = [learner.weights_changed(other.get(name, {})) for name, learner in self.learners.items()]
+        return [what for fresh in found for what in fresh]
+
     def follow_changes(self, before: Config) -> None:
         """Apply options that a resume changed, where the loaded state is from the options `before`."""
         for learner in self.learners.values():
@@ -132,7 +140,7 @@ class Algorithm(ABC):
     def changed_by_resume(self, progress: float) -> list[str]:
         """Warnings about schedules that a longer run sets back; to be called before the first iteration."""
         optimizer, before = self.config.optimizer, float(self.learner.learning_rate)
-        if optimizer.lr_schedule not in ("linear", "cosine"):
+        if optimizer.lr_schedule not in ("linear", "cosine") or self.learner.schedule_ended:
             return []
         now = scheduled(optimizer.lr_schedule, optimizer.learning_rate, progress)
         if now <= before * (1.0 + 1e-6):

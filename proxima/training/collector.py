@@ -80,6 +80,8 @@ class Collector:
         self._state: Rows = () if first_state is None else (first_state,)
         """The recurrent state `[N, S]`, zero where an episode begins; empty without recurrence."""
         self._ending_buffer = None if env.device.type == "cpu" else EndingBuffer(num_steps)
+        self._unseen = set(env.log_info)
+        """Keys of `log_info` that no `info` has had yet; empty once that was said."""
         self._tape: Tape | None = None
         self._rehearsed = False
         try:
@@ -275,10 +277,24 @@ class Collector:
         """Hand the weights of a network that is part of the env to the envs."""
         self.env.set_weights(name, weights)
 
+    def call_envs(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the envs; see `VecEnv.call`."""
+        self._tape = None  # a recording has the numbers from before
+        return self.env.call(method, *args, **kwargs)
+
     def metrics(self, progress: float) -> dict[str, float]:
-        """Episode statistics, counters of the envs, and the hold."""
+        """Episode statistics, counters of the envs, numbers from their `info` and the hold."""
+        means = self.env.take_info()
+        self._note_unseen(means)
+        info = {f"info_{name}": mean for name, mean in means.items()}
         held = self.hold_schedule.metrics(progress, policy_steps=self.policy_steps) if self.hold_schedule else {}
-        return {**self.episodes.metrics(), **self.env.counters(), **held}
+        return {**self.episodes.metrics(), **self.env.counters(), **info, **held}
+
+    def _note_unseen(self, means: dict[str, float]) -> None:
+        self._unseen -= {name for name, mean in means.items() if not math.isnan(mean)}
+        if self._unseen and self.episodes.count:
+            names, self._unseen = sorted(self._unseen), set()
+            log.warning("log_info: the info of the first episodes had no number %s.", " and no number ".join(names))
 
     def try_exactness(self) -> str | None:
         """Try on the envs whether a resume can be exact; None, or why it cannot."""

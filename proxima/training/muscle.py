@@ -1,5 +1,6 @@
 """PPO together with a muscle network: the iteration of hierarchical muscle control."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -72,6 +73,11 @@ class PPOMuscle(PPO):
         different = super().set_state(read, state, new_episodes_seed=new_episodes_seed)
         self._hand_over()
         return different
+
+    def weights_changed(self, other: Mapping[str, Any]) -> list[str]:
+        """Hand the network to the envs."""
+        self._hand_over()
+        return super().weights_changed(other)
 
     def _hand_over(self) -> None:
         self.source.set_weights(MUSCLE, self.muscle_net.state_dict())

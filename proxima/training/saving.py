@@ -58,6 +58,8 @@ def snapshot(trainer: "Trainer") -> Boundary | None:
         "episode_return": source.episodes.mean_return,
         "eval_return": trainer.examiner.eval_return,
         "action_hold": trainer.source.hold.to_dict(),
+        "init_from": trainer.init_from,
+        "wandb_run": trainer.wandb_run,
         "resumed_from": trainer.lineage[-1] if trainer.lineage else None,
         "lineage": trainer.lineage,
         "spec": trainer.policy.spec.to_dict(),
@@ -92,7 +94,13 @@ def restore(trainer: "Trainer", path: Path) -> None:
     progress = min(1.0, source.global_step / config.run.total_timesteps)
     trainer.notices += trainer.parts.hold_schedule.changed_by_resume(Hold(**saved.hold), progress)
     trainer.notices += algorithm.changed_by_resume(progress)
+    trainer.init_from = _text(saved.metadata.get("init_from"))
+    trainer.wandb_run = _text(saved.metadata.get("wandb_run")) or trainer.wandb_run
     trainer.lineage = [*saved.lineage, str(path.resolve())]
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 class Saver:
@@ -136,6 +144,10 @@ class Saver:
             if boundary is not None and boundary["iteration"] != self.iteration:
                 self._try_to_write(on_host(boundary), pauses=_LAST_SAVE_PAUSES if is_last else ())
         return self.last
+
+    def forget(self) -> None:
+        """The state has changed since this iteration was saved: save it again."""
+        self.iteration = None
 
     def wait(self) -> None:
         """Until nothing is being written; raises what the write in the background raised, except an OSError."""

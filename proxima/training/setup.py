@@ -64,6 +64,7 @@ def build_parts(config: Config) -> Parts:
         num_workers=options.num_workers,
         spread_episodes=options.spread_episodes,
         num_threads=wish and min(wish, available_cores()),
+        log_info=config.track.log_info,
         device=str(choose_device(config, images=True)),  # for envs that can run on a GPU
     )
     try:

@@ -4,9 +4,7 @@ import contextlib
 import copy
 import logging
 import signal
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,37 +12,29 @@ from rich.console import Console
 
 from proxima.algorithms import find_algorithm
 from proxima.compiling import float32_by_default, freeze_garbage, process_settings_kept
-from proxima.config import Config, all_presets, load_config
+from proxima.config import Config, all_options, all_presets, load_config
 from proxima.config.options import shown
 from proxima.errors import ProximaError, UsageError
 from proxima.evaluate.restored import restore_policy
-from proxima.nets.policy import Policy
 from proxima.own_parts import find_part
 from proxima.runs import checkpoint
 from proxima.runs.layout import make_run_dir, write_lineage
 from proxima.runs.metrics import find_metric
 from proxima.track.progress import make_console
-from proxima.track.tracker import Tracker, make_tracker
+from proxima.track.tracker import Tracker, check_writers, make_tracker
+from proxima.track.wandb import new_run_id
 from proxima.training import saving, setup
 from proxima.training.algorithm import Algorithm
+from proxima.training.clock import Clock
 from proxima.training.examiner import Examiner
+from proxima.training.fine_tuning import start_from
+from proxima.training.result import TrainResult
 from proxima.training.resume import newest_of_name, resumed_config
 from proxima.training.signals import Interrupted, StopSignals
 
 log = logging.getLogger("proxima")
 
-
-@dataclass
-class TrainResult:
-    """The result of a run."""
-
-    run_dir: Path
-    checkpoint: Path | None
-    episode_return: float
-    """Mean over the last 100 training episodes."""
-    global_step: int
-    policy: Policy
-    config: Config
+OnIteration = Callable[["Trainer", dict[str, float]], object]
 
 
 class Trainer:
@@ -61,6 +51,7 @@ class Trainer:
         self.config = config = copy.deepcopy(config)  # defaults that suit the env are filled in
         self.console = make_console(quiet=True) if config.track.quiet else console or make_console()
         config.validate()
+        check_writers(config.track)
         with float32_by_default():
             self.parts = setup.build_parts(config)
             try:
@@ -80,25 +71,40 @@ class Trainer:
         self.examiner = Examiner(config, self.policy, self.algorithm.networks, step=0)
         self.iteration = 0
         self.lineage: list[str] = []
+        self.init_from: str | None = None
+        """The checkpoint whose weights a fine-tuned run started with."""
+        self.wandb_run = new_run_id() if config.track.wandb is not None else None
+        """Id of the run in Weights & Biases; a resume continues it."""
+        self.saver: saving.Saver | None = None
+        self._logged: dict[str, float] = {}
+        self._own_metrics: set[str] = set()
         if config.checkpoint.save_checkpoint and config.checkpoint.save_optimizer:
             obstacle = self.source.try_exactness()
             notice = f"A resume of this run will start new episodes, and so not be exact: {config.env.env}: {obstacle}."
             self.notices += [notice] if obstacle else []
 
-    def run(self) -> TrainResult:
-        """Train to the end, or until a signal; saves a checkpoint of the last iteration in any case."""
-        for _ in self.iterations():
-            pass
+    def run(self, on_iteration: OnIteration | None = None) -> TrainResult:
+        """Train to the end, or until a signal; saves a checkpoint of the last iteration in any case.
+
+        `on_iteration(trainer, metrics)` is called after every iteration, and stops the run by returning False.
+        """
+        with contextlib.closing(self.iterations()) as iterations:
+            for metrics in iterations:
+                if on_iteration is not None and on_iteration(self, metrics) is False:
+                    break
         return self.result()
 
-    def iterations(self) -> Iterator[dict[str, float]]:
-        """Train, and yield the metrics of every iteration after they are written; leave the loop to stop early.
+    def iterations(self) -> Generator[dict[str, float], None, None]:
+        """Train, and yield the metrics of every iteration; leave the loop to stop early.
 
-        Signals, errors and an early stop save a checkpoint of the last iteration.
+        Signals, errors and an early stop save a checkpoint of the last iteration. It is saved, and its metrics are
+        written, after the body of the loop, so that both include what the body changed and logged.
         """
+        self._fine_tune()
         boundary = saving.snapshot(self)
         with process_settings_kept(), StopSignals() as signals:
             tracker = self._start()
+            assert self.saver is not None
             try:
                 signals.hear()
                 if not self.iteration:
@@ -108,18 +114,20 @@ class Trainer:
                     metrics = self.iterate()
                     is_best = self.examiner.examine(self.source.global_step, self.run_dir, self.source.hold)
                     metrics |= self.examiner.metrics
-                    with signals.shield():
-                        boundary = saving.snapshot(self)
-                        metrics |= clock.metrics(metrics)
-                        tracker.write(metrics)
-                        if due(self.source.global_step) or is_best:
-                            self.saver.save_in_background(boundary)
+                    metrics |= clock.metrics(metrics)
+                    self._own_metrics, is_left = set(metrics), False
                     signals.defer()  # the caller's code between two iterations is not interrupted
                     try:
-                        yield metrics
+                        yield dict(metrics)
                     except GeneratorExit:
-                        break
-                    signals.hear()
+                        is_left = True
+                    with signals.shield():
+                        boundary = saving.snapshot(self)
+                        tracker.write(metrics | self._take_logged())
+                        if is_left:
+                            break
+                        if due(self.source.global_step) or is_best:
+                            self.saver.save_in_background(boundary)
                 with signals.shield():
                     self.saver.save(boundary, is_last=True)
             except (Interrupted, KeyboardInterrupt) as stop:  # an env can raise the latter; a real Ctrl-C is the former
@@ -142,6 +150,72 @@ class Trainer:
                 f"{self.saver.last or 'none'}."
             )
 
+    # For the body of the loop ----------------------------------------------------------------------------------------
+
+    @property
+    def learning_rate(self) -> float:
+        """The policy's learning rate. Setting it ends a linear or cosine schedule; an adaptive one goes on from it.
+
+        A resume continues with what was set, unless it is given another learning_rate or lr_schedule.
+        """
+        return float(self.algorithm.learner.learning_rate)
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate: float) -> None:
+        all_options()["learning_rate"].parse(learning_rate)
+        self.algorithm.learner.set_learning_rate(learning_rate)
+        self._state_changed()
+
+    def call_envs(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of every Gymnasium env and return a list of results, or call that of a vector env.
+
+        What the method changes survives a resume where it is part of the envs' saved state. An env that crashes is
+        replaced by one that does not know of the call.
+        """
+        results = self.source.call_envs(method, *args, **kwargs)
+        self._state_changed()
+        return results
+
+    def log(self, numbers: Mapping[str, float]) -> None:
+        """Add numbers to the metrics of this iteration, in files and loggers; names such as `my/number` make groups."""
+        for name, value in numbers.items():
+            if name in self._own_metrics:
+                raise UsageError(f"log: {name!r} is a metric of the run already: choose another name.")
+            try:
+                self._logged[name] = float(value)
+            except (TypeError, ValueError):
+                raise UsageError(f"log: {name} is {shown(value)}, but it must be a number.") from None
+
+    def save(self) -> Path:
+        """Save a checkpoint now, from the body of the loop, and return its folder."""
+        if self.saver is None or not self.config.checkpoint.save_checkpoint:
+            raise UsageError("save is for the body of the loop, in a run whose save_checkpoint is not False.")
+        saved = self.saver.save(saving.snapshot(self))
+        if saved is None or self.saver.iteration != self.iteration:
+            raise ProximaError(f"iteration {self.iteration} could not be saved in {self.run_dir}.")
+        return saved
+
+    def _state_changed(self) -> None:
+        if self.saver is not None:
+            self.saver.forget()
+
+    def _take_logged(self) -> dict[str, float]:
+        logged, self._logged = self._logged, {}
+        return logged
+
+    # The parts of a run ----------------------------------------------------------------------------------------------
+
+    def _fine_tune(self) -> None:
+        """Start with the weights of another run, unless this one is resumed."""
+        if self.config.run.init_from is not None and not self.lineage:
+            try:
+                found, notice = start_from(self.algorithm, self.config.run.init_from)
+            except BaseException:
+                self.close()
+                raise
+            self.init_from = str(found)
+            self.notices.append(notice)
+
     def iterate(self) -> dict[str, float]:
         """Apply the schedules, and do one iteration of the algorithm."""
         progress = min(1.0, self.source.global_step / self.config.run.total_timesteps)
@@ -163,6 +237,7 @@ class Trainer:
 
     def result(self) -> TrainResult:
         """The result so far."""
+        assert self.saver is not None
         return_, step = self.source.episodes.mean_return, self.source.global_step
         return TrainResult(self.run_dir, self.saver.last, return_, step, self.policy, self.config)
 
@@ -181,6 +256,7 @@ class Trainer:
         self.examiner.close()
 
     def _interrupted(self, signum: int, boundary: saving.Boundary | None) -> ProximaError:
+        assert self.saver is not None
         saved, name = self.saver.save(boundary, is_last=True), signal.Signals(signum).name
         if saved is None:
             error = ProximaError(f"stopped by {name}; nothing was saved.")
@@ -209,6 +285,7 @@ class Trainer:
                 self.run_dir,
                 self.config.track,
                 config=self.config.to_yaml(),
+                wandb_run=self.wandb_run,
                 total_steps=max(self.config.run.total_timesteps, self.source.global_step),
                 first_step=self.source.global_step,
                 console=self.console,
@@ -256,26 +333,12 @@ class Trainer:
         return f"{used}, {compiled + ' to be compiled' if compiled else 'eager'}"
 
 
-class Clock:
-    """Wall time and speed since training started."""
-
-    def __init__(self, trainer: Trainer):
-        self._start, source = time.perf_counter(), trainer.source
-        self._first = {"global_step": source.global_step, "decisions": source.policy_steps}
-
-    def metrics(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Given the metrics of the iteration that just ended."""
-        seconds = time.perf_counter() - self._start
-        rates = {name: (metrics[name] - x) / seconds for name, x in self._first.items() if name in metrics}
-        found = {"wall_time": seconds, "steps_per_second": rates.pop("global_step")}
-        return found | {f"{name}_per_second": rate for name, rate in rates.items()}
-
-
 def train(
     config: Config | str | Path | None = None,
     *,
     resume_from: str | Path | None = None,
     console: Console | None = None,
+    on_iteration: OnIteration | None = None,
     **overrides: Any,
 ) -> TrainResult:
     """Train a policy.
@@ -284,6 +347,8 @@ def train(
         config: options, or a YAML file with them.
         resume_from: a checkpoint or run folder to continue from; its options are changed by `config` and `overrides`.
         console: where progress is shown; standard error by default.
+        on_iteration: called as `on_iteration(trainer, metrics)` after every iteration; returning False stops the run.
+            It is not saved: a resume has to be given it again.
         **overrides: single options, like the flags of the command: `train(env="Hopper-v5", num_envs=16)`.
 
     Example:
@@ -315,4 +380,4 @@ def train(
     trainer = Trainer(options, console=console)
     if source is not None:
         trainer.restore(source)
-    return trainer.run()
+    return trainer.run(on_iteration)

@@ -16,6 +16,7 @@ from proxima.config import (
 )
 from proxima.config.options import options_of
 from proxima.errors import UsageError
+from proxima.own_parts import find_part
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -210,7 +211,7 @@ def test_a_config_survives_its_own_yaml() -> None:
         ("gama", "gamma"),
         ("entropy", "entropy_coef"),
         ("num-env", "num_envs"),
-        ("init_from", None),
+        ("warm_from", None),
         ("foo", None),
         ("x", None),
     ],
@@ -243,7 +244,7 @@ def test_options_say_what_a_resume_may_change() -> None:
     by_rule = {rule: {o.name for o in all_options().values() if o.resume == rule} for rule in ("fixed", "free")}
     sections = {name: {o.name for o in options_of(name, cls)} for name, cls in SECTIONS.items()}
     weights_and_states = {"algorithm", "env", "env_kwargs", "num_envs", "seed", "normalize_obs"}
-    weights_and_states |= {"teacher", "teacher_settings", "teacher_share"}
+    weights_and_states |= {"init_from", "teacher", "teacher_settings", "teacher_share"}
     assert by_rule["fixed"] == weights_and_states | sections["policy"]
     assert (
         by_rule["free"]
@@ -285,3 +286,12 @@ def test_where_the_game_file_lies_matters_to_neither_resume_nor_comparison() -> 
     other = load_config(None, {"env_kwargs": {"world": 2}})
     assert [opt.name for opt, _, _ in changes_at_resume(one, other)] == ["env_kwargs"]
     assert compared_options(one.flat()) != compared_options(other.flat())
+
+
+def test_an_object_is_stored_by_its_name_where_a_part_can_be_given() -> None:
+    part = object()
+    config = load_config(None, {"loggers": [part, "mine:Logger"]})
+    assert [type(name) for name in config.track.loggers] == [str, str] and config.track.loggers[1] == "mine:Logger"
+    assert find_part(config.track.loggers[0]) is part
+    assert load_config(None, {"loggers": part}).track.loggers == config.track.loggers[:1]
+    assert config_from_dict(config.to_dict(), source="").track.loggers == config.track.loggers

@@ -76,6 +76,8 @@ CASES: dict[str, dict[str, Any]] = {
         "muscle_warm_start": 2,
         "preset": "none",
     },
+    "numbers of info, batch": {"env": "Hopper-v5", "log_info": "x_velocity,reward_ctrl"},
+    "numbers of info, async": {"env": "Hopper-v5", "vec_env_mode": "async", "log_info": "x_velocity,absent"},
     "all normalised, adaptive": {"env": "Walker2d-v5", "lr_schedule": "adaptive", "recompute_advantage": True},
 }
 

@@ -10,12 +10,13 @@ import os
 import tempfile
 import time
 import weakref
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from proxima.envs.checks import check_count
 from proxima.envs.gymnasium import worker as wire
-from proxima.envs.gymnasium.env_group import restart_seed
+from proxima.envs.gymnasium.env_group import Called, restart_seed
 from proxima.envs.gymnasium.exactness_trial import TRIAL_SECONDS
 from proxima.envs.gymnasium.plain import Plain
 from proxima.envs.gymnasium.spaces import Buffers, Layout
@@ -72,6 +73,7 @@ class AsyncVecEnv(GymVecEnv):
             _warn_of_crowding(num_workers)
         count = min(self.num_envs, num_workers or available_cores())
         order = {"recipe": self._recipe.pickled(), "num_envs": self.num_envs, "max_failures": self._max_failures}
+        order["log_info"] = self.log_info
         self._open(WorkerPool(env_id, order, num_workers=count, timeout=step_timeout))
 
 
@@ -178,6 +180,24 @@ class WorkerPool:
         except WorkerDied as death:
             raise EnvFailure(f"a worker of env {self._env_id!r} {death.summary}") from None
         return next(filter(None, reasons), None)
+
+    def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Called | str:
+        """Call a method of every env; see `EnvGroup.call`."""
+        self._settle()
+        for worker in self.workers:
+            worker.call("call", name=name, args=args, kwargs=kwargs)
+        answers: list[Called | str] = []
+        for worker in self.workers:
+            try:
+                answers.append(self._answer(worker))
+            except WorkerDied as death:
+                worker.death = death  # replaced in the next step
+                answers.append(f"{name} of env {self._env_id!r}: its worker {death.summary}")
+        reasons = [answer for answer in answers if isinstance(answer, str)]
+        if reasons:
+            return reasons[0]
+        called = [answer for answer in answers if isinstance(answer, Called)]
+        return Called([result for one in called for result in one.results], replays=called[0].replays)
 
     def why_inexact(self) -> str | None:
         """Why an env with a restored state would not continue exactly; see `EnvGroup.why_inexact`."""

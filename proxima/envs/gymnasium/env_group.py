@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -138,6 +138,14 @@ class Recipe:
             raise usage_error(self.spec, error) from error
 
 
+class Called(NamedTuple):
+    """Results of a method of every env."""
+
+    results: list[Any]
+    replays: bool
+    """Whether the envs' state is saved by replaying actions, which does not include what the method changed."""
+
+
 def restart_seed(base_seed: int, env_index: int, restarts: int) -> int:
     """The seed of an env that replaces a failed one: different for each restart, the same in a repeated run."""
     return int(np.random.SeedSequence((base_seed, env_index, restarts)).generate_state(1)[0])
@@ -150,7 +158,16 @@ class EnvGroup:
     raised is returned as a truncation with reward 0. `async_vec.WorkerPool` has the same interface.
     """
 
-    def __init__(self, recipe: Recipe, *, start: int, stop: int, max_failures: int, label: str = "") -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        start: int,
+        stop: int,
+        max_failures: int,
+        log_info: tuple[str, ...] = (),
+        label: str = "",
+    ) -> None:
         self.failures: list[str] = []
         """Messages about envs that raised, until the owner logs and clears them."""
         self.restarts = 0
@@ -161,7 +178,7 @@ class EnvGroup:
         try:
             for _ in range(start, stop):
                 self._envs.append(TrackedEnv(recipe.build()))
-            self.layout: Layout = layout_of(self._envs[0].env)
+            self.layout: Layout = layout_of(self._envs[0].env, log_info)
         except BaseException as error:
             self.close()
             if asks_to_stop(error) or isinstance(error, UsageError):
@@ -219,7 +236,18 @@ class EnvGroup:
                 self._reset_env(row, bank, None)
 
     def _step_env(self, row: int) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
-        return self._envs[row].step(self._action(row))
+        step = self._envs[row].step(self._action(row))
+        if self.layout.log_info:
+            self._sum_info(row, step[-1])
+        return step
+
+    def _sum_info(self, row: int, info: Mapping[str, Any]) -> None:
+        total, count = self._buffers.info_sum[row]
+        for column, name in enumerate(self.layout.log_info):
+            number = reported_number(info.get(name))
+            if np.isfinite(number):
+                total[column] += number
+                count[column] += 1
 
     def _reset_env(self, row: int, bank: int, seed: int | None) -> None:
         try:
@@ -245,6 +273,19 @@ class EnvGroup:
         except BaseException as error:
             return _why_not(error)
         return None
+
+    def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Called | str:
+        """Call a method of every env, of the outermost wrapper that has it; returns the results, or why there are none.
+
+        An env that is replaced later does not know of the call.
+        """
+        try:
+            results = [env.env.get_wrapper_attr(name)(*args, **kwargs) for env in self._envs]
+        except BaseException as error:
+            if asks_to_stop(error):
+                raise
+            return f"{name} of env {self._recipe.spec.id!r}: {one_line(error)}"
+        return Called(results, replays=self._envs[0].replays)
 
     def why_inexact(self) -> str | None:
         """Why an env with a restored state would not continue exactly; None if a test showed that it does."""

@@ -144,6 +144,8 @@ class Layout:
     step_seconds: float | None
     episode_info: tuple[str, ...] = ()
     """Keys of `info` whose values are stored when an episode ends."""
+    log_info: tuple[str, ...] = ()
+    """Keys of `info` whose values are summed over all steps."""
 
 
 # Names of the statistics of episodes that every env has.
@@ -174,10 +176,11 @@ def step_seconds(env: Any) -> float | None:
     return None
 
 
-def layout_of(env: Any) -> Layout:
-    """The layout of a Gymnasium env."""
+def layout_of(env: Any, log_info: tuple[str, ...] = ()) -> Layout:
+    """The layout of a Gymnasium env; the keys `log_info` are also statistics of its episodes."""
     spaces_ = ObservationLayout(env.observation_space), ActionLayout(env.action_space)
-    return Layout(*spaces_, step_seconds(env), episode_info(env))
+    names = dict.fromkeys((*episode_info(env), *(name for name in log_info if name not in _TAKEN)))
+    return Layout(*spaces_, step_seconds(env), tuple(names), log_info)
 
 
 @dataclass(slots=True)
@@ -202,6 +205,7 @@ class Buffers:
     failures: np.ndarray  # [N] int64: failures since the env's last successful step
     success: np.ndarray  # [N] float64: of the episode that just ended, as the env reports it, or NaN
     info: np.ndarray  # [N, K] float64: `episode_info` of that episode, NaN if not reported
+    info_sum: np.ndarray  # [N, 2, K] float64: sums of the numbers of `log_info`, and how many they are
 
     def rows(self, start: int, stop: int) -> "Buffers":
         """Views of the rows of envs `start` to `stop`."""
@@ -230,8 +234,9 @@ def _arrays(layout: Layout, num_envs: int) -> tuple[list[tuple[int, tuple[int, .
     """Offset, shape and dtype of every array, and the bytes of all."""
     bank = [(leaf.box.shape, leaf.box.dtype) for leaf in layout.observation.leaves]
     action, info = (layout.action.shape, layout.action.dtype), ((len(layout.episode_info),), np.float64)
+    info_sum = ((2, len(layout.log_info)), np.float64)
     specs, size = [], 0
-    for shape, kind in [*bank * 3, action, *(((), kind) for kind in _DTYPES), info]:
+    for shape, kind in [*bank * 3, action, *(((), kind) for kind in _DTYPES), info, info_sum]:
         dtype = np.dtype(kind)
         specs.append((size, (num_envs, *shape), dtype))
         size += -(-num_envs * math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT

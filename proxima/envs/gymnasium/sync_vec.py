@@ -19,7 +19,7 @@ from proxima.envs.gymnasium.env_group import EnvGroup, Recipe, Wrapper
 from proxima.envs.gymnasium.plain import pack, unpack
 from proxima.envs.gymnasium.snapshot import NotPlain
 from proxima.envs.gymnasium.spaces import buffer_bytes, map_buffers
-from proxima.errors import EnvFailure
+from proxima.errors import EnvFailure, UsageError
 
 if TYPE_CHECKING:
     from proxima.envs.gymnasium.async_vec import WorkerPool
@@ -42,6 +42,7 @@ class GymVecEnv(VecEnv):
         spread_episodes: bool = False,
         wrappers: Sequence[Wrapper] = (),
         max_failures: int = MAX_FAILURES,
+        log_info: Sequence[str] = (),
     ) -> None:
         check_count("num_envs", num_envs)
         check_count("max_failures", max_failures)
@@ -52,9 +53,12 @@ class GymVecEnv(VecEnv):
         self._recipe = Recipe.of(env_id, env_kwargs=env_kwargs, max_episode_steps=max_episode_steps, wrappers=wrappers)
         self._spread_episodes = spread_episodes
         self._max_failures = max_failures
+        self.log_info = tuple(log_info)
         self._base_seed = self._bank = 0
         self._started = self._tested = self._closed = False
         self._obstacle: str | None = None
+        self._was_changed = False
+        """Whether a call may have changed the envs, which a replay of their actions would not do."""
 
     def _open(self, group: "EnvGroup | WorkerPool") -> None:
         """Set the group, spaces and buffers; the subclass calls this at the end of its constructor."""
@@ -142,6 +146,8 @@ class GymVecEnv(VecEnv):
 
     def get_state(self) -> dict[str, Any] | None:
         """Everything needed to continue, exactly unless `why_inexact` says otherwise; None if it cannot be saved."""
+        if self._was_changed:
+            return None
         states = self._group.get_state()
         if not isinstance(states, list):
             if states is not None and states != self._obstacle:
@@ -179,6 +185,28 @@ class GymVecEnv(VecEnv):
             self._tested, self._obstacle = True, self._group.why_inexact()
         return self._obstacle
 
+    def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a method of every env; see `EnvGroup.call`."""
+        self._check_open()
+        called = self._group.call(method, args, kwargs)
+        if isinstance(called, str):
+            raise UsageError(f"{called}.")
+        if called.replays and not self._was_changed:
+            self._was_changed = True
+            logger.warning(
+                "%s of the envs was called, whose state is saved by replaying actions: a resume will start new "
+                "episodes, and the call has to be made again.",
+                method,
+            )
+        return called.results
+
+    def take_info(self) -> dict[str, float]:
+        """Means over the env steps since the last call."""
+        total, count = self._buffers.info_sum.sum(0)
+        self._buffers.info_sum[:] = 0.0
+        means = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+        return dict(zip(self.log_info, means.tolist(), strict=True))
+
     def counters(self) -> dict[str, int]:
         """How many failed envs or workers have been replaced."""
         return {"worker_restarts": self._group.restarts}
@@ -212,4 +240,5 @@ class SyncVecEnv(GymVecEnv):
 
     def __init__(self, env_id: str, **options: Any) -> None:
         super().__init__(env_id, **options)
-        self._open(EnvGroup(self._recipe, start=0, stop=self.num_envs, max_failures=self._max_failures))
+        options = {"max_failures": self._max_failures, "log_info": self.log_info}
+        self._open(EnvGroup(self._recipe, start=0, stop=self.num_envs, **options))

@@ -4,7 +4,7 @@ Not here: the tasks' arithmetic, the physics, and episodes (`episodes.py`).
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ class MujocoBatchEnv(EpisodicVecEnv):
         env_kwargs: Keyword arguments of the Gymnasium env.
         num_threads: None is every core that this process may use, at most `num_envs`.
         max_episode_steps: Time limit; None is the registered one.
+        log_info: Keys of Gymnasium's `info` whose numbers are averaged, of those that the task has here.
         **options: `num_envs` and `spread_episodes` of `EpisodicVecEnv`.
     """
 
@@ -44,6 +45,7 @@ class MujocoBatchEnv(EpisodicVecEnv):
         env_kwargs: Mapping[str, Any] | None = None,
         num_threads: int | None = None,
         max_episode_steps: int | None = None,
+        log_info: Sequence[str] = (),
         **options: Any,
     ) -> None:
         check_count("num_threads", num_threads)
@@ -62,6 +64,11 @@ class MujocoBatchEnv(EpisodicVecEnv):
         self._physics = physics(template.model, **sizes)
         self._task = task(template, self._physics)
         template.close()
+        self.log_info = self.episode_info = tuple(log_info)
+        self._info_now = np.zeros((len(self.log_info), num_envs))
+        """`[K, N]`: numbers of `log_info` in each env's last step."""
+        self._info_sum, self._info_count = np.zeros(len(self.log_info)), 0
+        self._check_log_info()
 
         self._rngs: list[Generator] = []
         # Two buffers: if an episode ends, one keeps the final observations and the other has the next ones.
@@ -97,7 +104,16 @@ class MujocoBatchEnv(EpisodicVecEnv):
     def _advance(self, action: Tensor, moving: Array | None) -> tuple[Array, Array | None]:
         """The task is evaluated for all envs; the measurement of one that did not move is unchanged."""
         self._physics.step(None if moving is None else _ids(moving))
-        return self._task.evaluate(self._controls)
+        if not self.log_info:
+            return self._task.evaluate(self._controls)
+        before = self._task.last.copy()
+        result = self._task.evaluate(self._controls)
+        moved = ~self._never.numpy() if moving is None else moving
+        found = self._task.info(self._controls, before)
+        self._info_now = np.where(moved, [found[name] for name in self.log_info], self._info_now)
+        self._info_sum += self._info_now @ moved
+        self._info_count += int(moved.sum())
+        return result
 
     def _observe(self, started: Array | None = None) -> Obs:
         if started is None:
@@ -109,6 +125,24 @@ class MujocoBatchEnv(EpisodicVecEnv):
         self._obs[:] = self._spare_obs
         self._obs[ids] = np.concatenate(self._task.observation(ids), axis=1)
         return self._obs_tensor
+
+    def _check_log_info(self) -> None:
+        known = self._task.info(self._physics.ctrl, self._task.last) if self.log_info else {}
+        for name in self.log_info:
+            if name not in known:
+                raise UsageError(
+                    f"log_info is {name}, but in batch mode {self.env_id} has {', '.join(known) or 'no info'}: use "
+                    "vec_env_mode sync or async for everything in the env's info."
+                )
+
+    def _info(self) -> dict[str, Tensor]:
+        return dict(zip(self.log_info, torch.from_numpy(self._info_now), strict=True))
+
+    def take_info(self) -> dict[str, float]:
+        """Means over the env steps since the last call."""
+        total, count = self._info_sum, self._info_count
+        self._info_sum, self._info_count = np.zeros_like(total), 0
+        return dict(zip(self.log_info, (total / count if count else total + np.nan).tolist(), strict=True))
 
     def step_physics(self) -> None:
         """Only the physics of a step, for benchmarks; the envs cannot be used afterwards."""

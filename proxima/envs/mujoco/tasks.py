@@ -55,6 +55,10 @@ class Task:
         """Reward `[N]` and termination `[N]` (None: never) of the step just taken with `action`."""
         raise NotImplementedError
 
+    def info(self, action: Array, before: Array) -> dict[str, Array]:
+        """Numbers `[N]` of Gymnasium's `info` of the step just taken; `before` is `last` before it. None by default."""
+        return {}
+
     def measure(self, rows: Rows) -> Array:
         """The quantity whose change the next step rewards."""
         return self.last[rows]
@@ -112,6 +116,20 @@ class Locomotion(Task):
         reward += self.healthy_weight if self.always_bonus else healthy * self.healthy_weight
         reward -= costs
         return reward, ~healthy if self.ends_unhealthy else None
+
+    def info(self, action: Array, before: Array) -> dict[str, Array]:
+        """Position, speed and, as v5 has them, the terms of the reward."""
+        after = self.measure(ALL)
+        speed = (after - before) / self.dt
+        if self.is_v4:
+            return {"x_position": after, "x_velocity": speed}
+        found = {"x_position": self.qpos[:, 0], "x_velocity": speed}
+        found |= {"reward_forward": self.forward_weight * speed, "reward_ctrl": -self._control_cost(action)}
+        if (contact_cost := self._contact_cost()) is not None:
+            found["reward_contact"] = -contact_cost
+        if self.healthy_weight is not None:
+            found["reward_survive"] = self._healthy() * self.healthy_weight
+        return found
 
 
 class HalfCheetah(Locomotion):
