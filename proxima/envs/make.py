@@ -213,8 +213,8 @@ def _own_vector(
             "there, or give its function a parameter max_episode_steps."
         )
     if isinstance(made, VectorEnv):
-        own = {"device": "cpu" if given["device"] == "cpu" else None, "closes": made is not part}
-        return GymnasiumVectorEnv(made, name=name, leave_out=leave_out, **own)
+        place = "cpu" if given["device"] == "cpu" else None  # else the env's own
+        return GymnasiumVectorEnv(made, name=name, leave_out=leave_out, device=place, closes=made is not part)
     missing = [key for key in _NEEDED if not hasattr(made, key)]
     if missing:
         raise UsageError(f"env {name!r} has no attribute {missing[0]}, which every proxima VecEnv has.")
