@@ -195,9 +195,7 @@ def _own_vector(
         except TypeError as error:
             raise UsageError(f"cannot build env {name!r}: {error}") from error
     elif env_kwargs:
-        raise UsageError(
-            f"env_kwargs is {env_kwargs}, but env {name!r} is made already: give the function that makes it."
-        )
+        raise UsageError(f"env_kwargs is {env_kwargs}, but env {name!r} is an object: give the function that makes it.")
     if not isinstance(made, (VecEnv, VectorEnv)):
         raise UsageError(
             f"env {name!r} takes num_envs, so it must make a gymnasium.vector.VectorEnv or a proxima VecEnv, not a "

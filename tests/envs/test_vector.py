@@ -233,7 +233,8 @@ def test_the_same_value_with_gymnasiums_sync_vector_env(mode: str) -> None:
 def test_gymnasiums_cart_pole_is_learned_as_ours_is() -> None:
     from proxima import train
 
-    options: dict[str, Any] = {"total_timesteps": 60_000, "preset": "cartpole", "quiet": True, "num_envs": 8}
+    options: dict[str, Any] = {"total_timesteps": 16_000, "preset": "cartpole", "quiet": True, "num_envs": 8}
+    options |= {"compile": "off", "tensorboard": False}
     theirs = gym.make_vec("CartPole-v1", num_envs=8, vectorization_mode="vector_entry_point")
     returns = [train(env=env, **options).episode_return for env in (theirs, "CartPole-v1")]
-    assert min(returns) > 300, returns
+    assert min(returns) > 80, returns
