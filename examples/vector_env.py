@@ -46,6 +46,6 @@ class Points(VectorEnv):
 
 
 if __name__ == "__main__":
-    options = {"num_envs": 64, "num_steps": 32, "minibatch_size": 512, "total_timesteps": 60_000}
+    options = {"num_envs": 64, "num_steps": 32, "minibatch_size": 128, "total_timesteps": 30_000}
     result = train(env=Points, **options, device="cpu", quiet=True)
     print(f"mean return {result.episode_return:.1f} (a point that stays where it starts has about -30)")

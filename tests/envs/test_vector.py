@@ -7,6 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor
 
@@ -72,7 +73,8 @@ def test_gymnasiums_own_vector_envs_equal_our_sync_mode(mode: str) -> None:
     def choose(env: VecEnv) -> Tensor:
         return torch.from_numpy(generator.integers(0, 2, env.num_envs))
 
-    envs = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 3, autoreset_mode=AutoresetMode[mode])
+    # Without copies, its next call overwrites what it returned.
+    envs = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 3, copy=False, autoreset_mode=AutoresetMode[mode])
     theirs, ours = GymnasiumVectorEnv(envs, name="sync"), make_env("CartPole-v1", num_envs=3, mode="sync")
     assert not theirs.skips
     found = []
@@ -82,6 +84,39 @@ def test_gymnasiums_own_vector_envs_equal_our_sync_mode(mode: str) -> None:
         env.close()
     assert found[0] == found[1]
     assert any(row[2][0] for row in found[0][0])
+
+
+class Mixed(gym.Env):
+    """Observations of every kind of space."""
+
+    observation_space = spaces.Dict(
+        {
+            "one": spaces.Discrete(3, start=1),
+            "two": spaces.Tuple((spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(2))),
+            "three": spaces.Box(-1.0, 1.0, (), np.float32),
+        }
+    )
+    action_space = spaces.MultiDiscrete([2, 2], start=[1, 5])
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.observation_space.sample(), float(np.dot(action, [1, 10])), False, False, {}
+
+
+def test_every_space_is_read_as_in_sync_mode() -> None:
+    envs = SyncVectorEnv([lambda: gym.wrappers.OrderEnforcing(Mixed())] * 2)
+    pair = GymnasiumVectorEnv(envs, name="mixed"), make_env(Mixed, num_envs=2)
+    assert pair[0].observation_space == pair[1].observation_space
+    seen = [env.reset(0) for env in pair]
+    steps = [env.step(torch.tensor([[0, 1], [1, 0]])) for env in pair]
+    assert steps[0].reward.tolist() == steps[1].reward.tolist() == [61.0, 52.0]
+    for one, two in (seen, [step.obs for step in steps]):
+        assert one.keys() == two.keys()
+        assert all(torch.equal(one[key], two[key]) and one[key].dtype == two[key].dtype for key in one)
 
 
 def test_the_final_observation_of_cart_pole_is_outside_its_bounds() -> None:
