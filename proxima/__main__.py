@@ -22,11 +22,18 @@ def _limit_spinning() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
+def _import_from_here() -> None:
+    """Make modules of the current folder importable, as `python -m` does, for `--env module:function`."""
+    if not sys.flags.safe_path:
+        sys.path.insert(0, "")
+
+
 def main() -> int:
     """Run the command line. Until a command can clean up after itself, Ctrl-C exits at once."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _exit_at_once)
     _limit_spinning()
+    _import_from_here()
     from proxima.cli import main as run
 
     return run()

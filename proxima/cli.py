@@ -241,7 +241,7 @@ def _add_flag(group: Any, option: Option, *, is_shown: bool) -> None:
         negated = [f"--no-{name[2:]}" for name in (flag, *aliases)]
         group.add_argument(*negated, action="store_const", const="False", **hidden)
     elif option.is_list:
-        extra |= {"nargs": "+"}
+        extra |= {"nargs": "+", "action": "extend"} if option.part else {"nargs": "+"}
     group.add_argument(flag, **(common | {"help": text} if is_shown else hidden), **extra)
     if aliases:
         group.add_argument(*aliases, **hidden, **extra)

@@ -19,14 +19,25 @@ def name_part(part: Any) -> str:
     for name, known in _given.items():
         if known is part:
             return name
-    named = part if hasattr(part, "__qualname__") else type(part)
-    base = name = f"{named.__module__}:{named.__qualname__}"
+    # The parentheses: an object is not found again by the name of its class.
+    named, suffix = (part, "") if hasattr(part, "__qualname__") else (type(part), "()")
+    base = name = f"{named.__module__}:{named.__qualname__}{suffix}"
     count = 1
     while name in _given:  # two lambdas, or two objects of one class
         count += 1
         name = f"{base}#{count}"
     _given[name] = part
     return name
+
+
+def is_given(name: str) -> bool:
+    """Whether an object was given in Python under this name, in this process."""
+    return name in _given
+
+
+def only_in_python(name: str) -> bool:
+    """Whether a name is that of an object that no import finds again: a lambda, an instance, a part of a script."""
+    return name.startswith("__main__:") or any(mark in name for mark in "<(#")
 
 
 def find_part(name: str, *, what: str = "") -> Any:
@@ -48,6 +59,6 @@ def find_part(name: str, *, what: str = "") -> Any:
         for attribute in path.partition("#")[0].split("."):
             found = getattr(found, attribute)
     except AttributeError:
-        again = " (it was given as an object in Python: give it again)" if "<" in path or "#" in path else ""
+        again = " (it was given as an object in Python: give it again)" if only_in_python(name) else ""
         raise UsageError(f"{use}{module} has no {path}{again}.") from None
     return found

@@ -3,7 +3,7 @@
 import pytest
 
 from proxima.errors import UsageError
-from proxima.own_parts import find_part, name_part
+from proxima.own_parts import find_part, name_part, only_in_python
 
 
 class Net:
@@ -22,6 +22,14 @@ def test_two_objects_of_one_name_have_two_names() -> None:
     assert names[0] != names[1]
     assert [find_part(name) for name in names] == [first, second]
     assert name_part(first) == names[0]
+
+
+def test_an_instance_is_not_found_as_its_class() -> None:
+    assert find_part(name_part(given := Net())) is given
+    assert name_part(given) == f"{__name__}:Net()"
+    assert only_in_python(name_part(given)) and not only_in_python(name_part(Net))
+    with pytest.raises(UsageError, match="give it again"):
+        find_part(f"{__name__}:Net()#9")
 
 
 def test_a_name_is_imported() -> None:

@@ -97,8 +97,10 @@ class RewardNormalizer(nn.Module):
         self.register_buffer("carry", torch.zeros(num_envs, dtype=torch.float64))
 
     @torch.no_grad()
-    def forward(self, reward: Tensor, *, ended: Tensor, discount: Tensor | float) -> Tensor:
-        """Add the rewards `[T, N]` of a rollout to the statistics, then scale them.
+    def forward(
+        self, reward: Tensor, *, ended: Tensor, discount: Tensor | float, skipped: Tensor | None = None
+    ) -> Tensor:
+        """Add the rewards `[T, N]` of a rollout to the statistics, but for `skipped` rows, then scale them.
 
         `discount` is gamma, or gamma ** duration `[T, N]`. `G_t = R_t + Gamma_{t-1} G_{t-1}`, where `Gamma_{t-1}` is
         the discount over the time that transition t - 1 took.
@@ -108,7 +110,7 @@ class RewardNormalizer(nn.Module):
         returns = linear_recurrence(reward64, carry[:-1], self.running)
         self.running.copy_(returns[-1])
         self.carry.copy_(carry[-1])
-        self.moments.update(returns)
+        self.moments.update(returns if skipped is None else returns[~skipped])
         return (reward64 / self.scale).clamp(-self.clip, self.clip).to(reward.dtype)
 
     @property

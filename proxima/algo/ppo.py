@@ -76,7 +76,9 @@ class PPOLearner(Learner):
         """Scale rewards, compute old log-probabilities and values unless acting stored them, and advantages."""
         reward = rollout.reward
         if self.config.normalize.normalize_reward:
-            reward = self.reward_normalizer(reward, ended=rollout.ended, discount=self._discount(rollout))
+            reward = self.reward_normalizer(
+                reward, ended=rollout.ended, discount=self._discount(rollout), skipped=rollout.skipped
+            )
             self.policy.return_scale.copy_(self.reward_normalizer.scale)
         obs = self.policy.normalizer(rollout.step_obs()) | rollout.frames
         inputs = Inputs.of(rollout, obs, rollout.state)
@@ -87,7 +89,8 @@ class PPOLearner(Learner):
             log_prob, value = self._evaluate(inputs, action)
         advantage, return_ = self._advantages(rollout, reward, value)
         mirrored = None if self.symmetry is None else self.symmetry.prepare(rollout)
-        return Batch(rollout, reward, Rows(inputs, action, log_prob, value, advantage, return_, mirrored))
+        weight = None if rollout.weight is None else rollout.weight.flatten()
+        return Batch(rollout, reward, Rows(inputs, action, log_prob, value, advantage, return_, mirrored, weight))
 
     def _advantages(self, rollout: Rollout, reward: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Advantages and returns `[T * N]`; truncated episodes bootstrap from their final observation."""
@@ -105,9 +108,12 @@ class PPOLearner(Learner):
             discount=self._discount(rollout),
             lambda_=ppo.gae_lambda,
         )
+        if rollout.skipped is not None:
+            advantage = advantage.masked_fill(rollout.skipped, 0.0)
         return_ = advantage + value
         if ppo.normalize_advantage == "batch":
-            std, mean = torch.std_mean(advantage, correction=0)
+            learned = advantage if rollout.skipped is None else advantage[~rollout.skipped]
+            std, mean = torch.std_mean(learned, correction=0)
             advantage = (advantage - mean) / (std + 1e-8)
         return advantage.flatten(), return_.flatten()
 

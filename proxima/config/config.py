@@ -5,6 +5,7 @@ these set are filled in once the env is known (`defaults.py`). Parsing of single
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -51,7 +52,7 @@ class Config:
     @property
     def name(self) -> str:
         """The run's name."""
-        return self.run.name or self.env.env.replace("/", "-").replace(":", "-")
+        return self.run.name or re.sub(r"[/:#<>()]+", "-", self.env.env.removeprefix("__main__:")).strip("-")
 
     @property
     def rollout_size(self) -> int:

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, Union
 
-from proxima.config.yaml_files import parse_yaml
+from proxima.config.yaml_files import is_yaml, parse_yaml
 from proxima.errors import UsageError
 from proxima.own_parts import name_part
 
 _SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9}
 _LARGEST_INT = 2**63 - 1
+_PLAIN = (str, dict, list, tuple, set, bool, int, float, type(None))
+"""Types of values that are no parts of a user's."""
 _TRUE, _FALSE = {"true", "1", "yes", "on"}, {"false", "0", "no", "off"}
 _COMPARISONS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
 
@@ -44,7 +46,7 @@ def option(
 
     `words` are accepted for numbers: {"all": 0}. `compared` is False where it does not affect what is learned:
     `proxima compare` groups runs that differ only there. With `part`, objects of the user's own are accepted too, alone
-    or in a mapping or list, and stored by name (`own_parts.py`).
+    or in a mapping or list (there also with keywords), and stored by name (`own_parts.py`).
     """
     limits = {">=": at_least, ">": above, "<=": at_most, "<": below}
     bounds = {symbol: limit for symbol, limit in limits.items() if limit is not None}
@@ -93,6 +95,8 @@ class Option:
         `source` names the origin of the value in error messages: a file, or the flag itself.
         """
         label = source if source.startswith("--") else f"{source}: {self.name}" if source else self.name
+        if self.part and self.is_list:
+            return _named_parts(value, label)
         value = _with_names(value) if self.part else value
         if self.part and self.choices and ":" in str(value):  # a part of the user's own, besides the fixed choices
             return value
@@ -109,6 +113,40 @@ class Option:
             return self.words[word] if word in self.words else _convert(value, self.type, label)
         except UsageError as error:
             raise UsageError(f"{str(error).removesuffix('.')}, or {' or '.join(self.words)}.") from None
+
+
+def _named_parts(value: Any, where: str) -> list[str | dict[str, Any]]:
+    """A list of parts as names, or as mappings `{name: keywords}`, which may also be given as `(part, keywords)`."""
+    if value is None:
+        return []
+    is_many = isinstance(value, list) or (isinstance(value, tuple) and not _is_pair(value))
+    return [_named_part(item, where) for item in (value if is_many else [value])]
+
+
+def _named_part(item: Any, where: str) -> str | dict[str, Any]:
+    given = item
+    if isinstance(item, str) and item.lstrip().startswith("{"):
+        item = parse_yaml(item, source=where)
+    if isinstance(item, dict) and len(item) == 1:
+        item = next(iter(item.items()))
+    if _is_pair(item):
+        name, keywords = name_part(item[0]), _without_numpy(dict(item[1] or {}))
+        if not is_yaml(keywords):
+            raise UsageError(
+                f"{where}: the keywords of {name} are {shown(keywords)}, which a file cannot hold: give a function "
+                "that makes it with them."
+            )
+        return {name: keywords}
+    if not isinstance(item, str) and isinstance(item, _PLAIN):
+        raise UsageError(
+            f"{where} is {shown(given)}, but it must be module:Class, or with keywords {{module:Class: {{skip: 4}}}}."
+        )
+    return name_part(item)
+
+
+def _is_pair(item: Any) -> bool:
+    """Whether this is a part with its keywords."""
+    return isinstance(item, tuple) and len(item) == 2 and (item[1] is None or isinstance(item[1], Mapping))
 
 
 def options_of(section: str, cls: type) -> list[Option]:
@@ -205,8 +243,7 @@ def _with_names(value: Any) -> Any:
         return {key: _with_names(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_with_names(item) for item in value]
-    is_plain = value is None or isinstance(value, str | int | float) or hasattr(value, "tolist")
-    return value if is_plain else name_part(value)
+    return value if isinstance(value, _PLAIN) or hasattr(value, "tolist") else name_part(value)
 
 
 def _without_numpy(value: Any) -> Any:

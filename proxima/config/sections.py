@@ -44,13 +44,15 @@ class RunOptions:
 class EnvOptions:
     """The environments and how they are run in parallel."""
 
-    env: str = fixed("HalfCheetah-v5", aliases=["env_id"])
-    """Gymnasium id; `proxima envs` lists them."""
+    env: str = fixed("HalfCheetah-v5", aliases=["env_id"], part=True)
+    """Gymnasium id (`proxima envs` lists them), or module:function of your own, which makes an env or a vector env."""
     env_file: str | None = bookkeeping(None)
     """Muscle control: a file with the body and its task, XML or YAML, or the name of one that comes along: base_lonly,
     A2, torque_legs, myolegs26. It sets env, env_kwargs, algorithm and name."""
     env_kwargs: dict[str, Any] = fixed({})
     """Keyword arguments of the env, for example '{forward_reward_weight: 2.0}'."""
+    wrappers: list[Any] = fixed([], aliases=["wrapper"], part=True)
+    """Gymnasium wrappers, the innermost first: module:Class, or with keywords '{module:Class: {skip: 4}}'."""
     num_envs: int = fixed(8, aliases=["n_envs"], at_least=1, at_most=1_000_000)
     """Number of parallel envs."""
     vec_env_mode: Literal["auto", "batch", "sync", "async"] = option("auto")

@@ -96,3 +96,12 @@ def _check_limits(text: str, source: str) -> None:
             raise UsageError(f"{source} nests deeper than {MAX_DEPTH} levels.")
         if nodes > MAX_NODES:
             raise UsageError(f"{source} has more than {MAX_NODES:,} values, which is the limit.")
+
+
+def is_yaml(value: Any) -> bool:
+    """Whether a file can hold this value."""
+    try:
+        yaml.safe_dump(value)
+    except yaml.representer.RepresenterError:
+        return False
+    return True

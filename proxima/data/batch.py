@@ -138,6 +138,7 @@ class Rows(NamedTuple):
     advantage: Tensor
     return_: Tensor
     mirrored: MirroredInputs | None = None
+    weight: Tensor | None = None  # 1 for transitions, 0 for rows that the env skipped; None without these
 
     def gather(self, layout: SequenceLayout, sequence: Tensor) -> Minibatch:
         """The minibatch of sequences `[B]`."""
@@ -146,6 +147,9 @@ class Rows(NamedTuple):
         fields = (self.action, self.old_log_prob, self.old_value, self.advantage, self.return_)
         action, log_prob, value, advantage, return_ = [x.index_select(0, rows) for x in fields]
         weight = layout.weight(sequence)
+        if self.weight is not None:
+            weight = self.weight.index_select(0, rows) * (1.0 if weight is None else weight)
+            weight = torch.where(weight.sum() > 0, weight, 1.0)  # only skipped rows, whose advantage is 0
         mirrored = None if self.mirrored is None else self.mirrored.gather(layout, sequence)
         return Minibatch(obs, state, start, action, log_prob, value, advantage, return_, weight, mirrored)
 

@@ -28,11 +28,12 @@ class Rollout:
         state_size: int = 0,
         stacks: Mapping[str, int] | None = None,
         store_values: bool = False,
+        skips: bool = False,
     ):
         """`obs` and `action` are examples `[N, ...]` of shapes and dtypes; all but bytes is stored as float32.
 
         `stacks` is the number of frames of each key that stacks frames. `store_values`: also store log-probabilities
-        and values while acting.
+        and values while acting. `skips`: some rows are no transitions (`VecEnv.skips`).
         """
         self.num_steps, self.num_envs = num_steps, num_envs
         self.stacks = dict(stacks or {})
@@ -49,6 +50,8 @@ class Rollout:
         self.reward = torch.zeros(num_steps, num_envs, device=device)
         self.terminated = torch.zeros(num_steps, num_envs, dtype=torch.bool, device=device)
         self.truncated = torch.zeros(num_steps, num_envs, dtype=torch.bool, device=device)
+        self.skipped = torch.zeros_like(self.terminated) if skips else None
+        """`[T, N]` bool: rows to learn nothing from. They count as truncated, so that what follows is a new episode."""
         self.log_prob = torch.zeros_like(self.reward) if store_values else None
         self.value = torch.zeros_like(self.reward) if store_values else None
         self.state: Tensor | None = None
@@ -70,14 +73,26 @@ class Rollout:
         self._final_time: list[Tensor] = []
         self._final_env: list[Tensor] = []
         self._final_state: list[Tensor] = []
-        self.terminated.zero_()
-        self.truncated.zero_()
+        for flags in (self.terminated, self.truncated, self.skipped):
+            if flags is not None:
+                flags.zero_()
 
     def begin(self, obs: dict[str, Tensor]) -> None:
         """Store the older frames of the first observations `[N, ...]`."""
         for key, rows in self.frames.items():
             count = self.stacks[key]
             rows[: count - 1] = obs[key].unflatten(1, (count, -1))[:, :-1].transpose(0, 1)
+
+    def skip(self, t: int, skipped: Tensor) -> None:
+        """Leave out the rows `skipped` `[N]` of step `t`."""
+        assert self.skipped is not None
+        self.skipped[t] = skipped
+        self.truncated[t] |= self.skipped[t]
+
+    @property
+    def weight(self) -> Tensor | None:
+        """`[T, N]`: 1 for transitions and 0 for skipped rows; None if there are none of these."""
+        return None if self.skipped is None else (~self.skipped).float()
 
     def put_aux(self, t: int, aux: Mapping[str, Tensor]) -> None:
         """Store `Step.aux` `[N, ...]` of step `t`."""
@@ -102,6 +117,11 @@ class Rollout:
     def ended(self) -> Tensor:
         """`[T, N]` bool."""
         return self.terminated | self.truncated
+
+    @property
+    def episode_ends(self) -> Tensor:
+        """`[T, N]` bool: ended, without the skipped rows."""
+        return self.ended if self.skipped is None else self.ended & ~self.skipped
 
     def discount(self, gamma: float) -> Tensor | float:
         """Gamma, or gamma ** duration `[T, N]` if actions were held."""
@@ -183,7 +203,7 @@ class Rollout:
         plain = {key: torch.cat([part.obs[key] for part in parts], 1) for key in first.obs if key not in joined.obs}
         joined.obs = {key: (joined.obs | plain)[key] for key in first.obs}
         joined.aux = {name: torch.cat([part.aux[name] for part in parts], 1) for name in first.aux}
-        for name in ("action", "reward", "terminated", "truncated", "log_prob", "value", "state"):
+        for name in ("action", "reward", "terminated", "truncated", "skipped", "log_prob", "value", "state"):
             setattr(joined, name, beside(name))
         joined.last_state = beside("last_state", 0)
         joined.duration = None

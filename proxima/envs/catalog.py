@@ -15,7 +15,9 @@ from gymnasium.envs.registration import EnvSpec
 
 from proxima.envs.games.mario.rom import VARIABLE, find_rom
 from proxima.envs.gymnasium.env_errors import asks_to_stop, one_line
+from proxima.envs.own import OwnSpec, find_own
 from proxima.errors import UsageError
+from proxima.own_parts import is_given, only_in_python
 
 # Entry points that only raise: mujoco-py's old ids and the shims for old Gym.
 _DEAD_ENTRY_POINTS = ("_raise_mujoco_py_error", "_raise_shimmy_error")
@@ -144,9 +146,13 @@ def nearest_id(env_id: str) -> str | None:
 def find_spec(env_id: str) -> EnvSpec:
     """The spec of a registered id, also in Gymnasium's `module:EnvId` form; without a version, the newest one.
 
+    If the module has registered no such id, `module:attribute` is the user's own: an `OwnSpec`.
+
     Raises:
         UsageError: the module cannot be imported, or there is no such id; the message names the nearest one.
     """
+    if is_given(env_id) or only_in_python(env_id):
+        return OwnSpec.of(env_id, find_own(env_id))
     module, _, name = env_id.rpartition(":")
     if module and (obstacle := import_obstacle(module)):
         raise UsageError(f"env {env_id!r}: the module {obstacle}")
@@ -158,6 +164,8 @@ def find_spec(env_id: str) -> EnvSpec:
         spec = gym.registry[newest]
     if spec is not None and not is_dead(spec):
         return _ours(spec)
+    if module and (own := find_own(env_id)) is not None:
+        return OwnSpec.of(env_id, own)
     if newest is not None:
         gone = spec is not None or version(name) < version(newest)
         raise UsageError(f"env {name!r} {'is no longer supported' if gone else 'does not exist'}: use {newest!r}")
@@ -165,7 +173,8 @@ def find_spec(env_id: str) -> EnvSpec:
     advice = f"did you mean {near!r}?" if near else "`proxima envs` lists those that are."
     if "/" in name or not near:
         advice += f" For an env of another package, name its module too: 'package:{name}'."
-    raise UsageError(f"env {name!r} is not registered; {advice}")
+    nor = f", nor an attribute of {module}" if module else ""
+    raise UsageError(f"env {name!r} is not registered{nor}; {advice}")
 
 
 def entry_point(spec: EnvSpec) -> str:

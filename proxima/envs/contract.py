@@ -52,6 +52,10 @@ class Step:
     of a held action), so where an episode ended, to the ended episode, like `reward` and unlike `obs`. It is not part
     of the env's state.
     """
+    skipped: Tensor | None = None
+    """[N] bool: the env only started a new episode, and its action was ignored; None if none did. Rows of reward 0
+    that neither are env steps nor end episodes. Only envs with `skips` have them, in the step after an end, in which
+    `obs` was still the final one."""
 
     @property
     def ended(self) -> Tensor:
@@ -105,6 +109,8 @@ class VecEnv(ABC):
     log_info: tuple[str, ...] = ()
     """Keys of the envs' `info` whose numbers `take_info` returns; () for envs that have no `info`."""
     holder: Holder
+    skips: bool = False
+    """Whether steps may have `skipped` rows: the env starts episodes one step after the last has ended."""
     mirror: Mirror | None = None
     """Left-right symmetry of the task, for the option `symmetry`; None if it has none."""
 

@@ -23,13 +23,15 @@ from proxima.envs.catalog import (
 )
 from proxima.envs.checks import check_count, check_env_kwargs
 from proxima.envs.contract import VecEnv
-from proxima.envs.gymnasium.env_group import Wrapper
+from proxima.envs.own import OwnSpec, Wrapper, accepted, is_vector, makes_vector
 from proxima.errors import UsageError
+from proxima.own_parts import name_part
 
-__all__ = ["EnvListing", "find_spec", "list_envs", "make_env", "nearest_id"]
+__all__ = ["EnvListing", "find_spec", "list_envs", "make_env", "nearest_id", "num_envs_of"]
 
 MODES = ("auto", "batch", "sync", "async")
 _EMULATOR_MODES = ("async", "sync")
+_NEEDED = ("num_envs", "observation_space", "action_space", "device", "step_seconds", "holder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +69,17 @@ def _batch_refusal(env_id: str, env_kwargs: Mapping[str, Any] | None) -> str | N
     return why_not(env_id, env_kwargs)
 
 
+def num_envs_of(env_id: str) -> int | None:
+    """The number of envs of a vector env that was given as an object; None for what is made from a name."""
+    spec = find_spec(env_id)
+    part = spec.entry_point if isinstance(spec, OwnSpec) else None
+    return int(part.num_envs) if is_vector(part) else None  # type: ignore[union-attr]
+
+
 def make_env(
-    env_id: str,
+    env_id: Any,
     *,
-    num_envs: int = 1,
+    num_envs: int | None = None,
     mode: str = "auto",
     env_kwargs: Mapping[str, Any] | None = None,
     max_episode_steps: int | None = None,
@@ -78,6 +87,7 @@ def make_env(
     num_threads: int | None = None,
     num_workers: int | None = None,
     wrappers: Sequence[Wrapper] = (),
+    leave_out: Sequence[str] = (),
     max_failures: int | None = None,
     log_info: Sequence[str] = (),
     step_timeout: float | None = 300.0,
@@ -86,8 +96,9 @@ def make_env(
     """Make `num_envs` copies of an environment as one vector env.
 
     Args:
-        env_id: A registered Gymnasium id, also as `module:EnvId`.
-        num_envs: Number of copies that are stepped together.
+        env_id: A registered Gymnasium id, also as `module:EnvId`; or your own: a function or class that makes one env,
+            or with a parameter `num_envs` a vector env, or a vector env itself, or `module:attribute` of these.
+        num_envs: Number of copies that are stepped together; None is 1, or those of a vector env.
         mode: "batch" runs MuJoCo tasks on native threads and our own envs on tensors, "sync" steps Gymnasium envs one
             after another in this process, "async" in worker processes; "auto" is batch if the env supports it, async
             for several envs of an emulator (Mario, Atari), else sync. All three have the same trajectories.
@@ -98,6 +109,7 @@ def make_env(
         num_threads: Batch only: native threads; None is the available cores.
         num_workers: Async only: processes; None is the available cores, at most `num_envs`.
         wrappers: Gymnasium wrappers, applied in order; not with batch.
+        leave_out: Observation keys to leave out if their space has no fixed-size array form, such as Text.
         max_failures: Sync and async: `EnvFailure` is raised when an env fails this often in a row, without a
             successful step in between.
         log_info: Keys of the env's `info` whose numbers `take_info` averages: in sync and async mode any, in batch mode
@@ -116,6 +128,7 @@ def make_env(
         near = difflib.get_close_matches(str(mode), MODES, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise UsageError(f"mode is {mode!r}; it must be one of {', '.join(MODES)}{hint}")
+    env_id = name_part(env_id)
     counts = {"num_envs": num_envs, "max_episode_steps": max_episode_steps, "num_threads": num_threads}
     for name, count in {**counts, "num_workers": num_workers, "max_failures": max_failures}.items():
         check_count(name, count)
@@ -123,9 +136,19 @@ def make_env(
     check_env_kwargs(env_kwargs, spec.kwargs)
     if is_mujoco(spec) and (missing := missing_package(spec) or import_obstacle("mujoco")):
         raise UsageError(f"env {spec.id!r} needs MuJoCo: {missing}")
+    if isinstance(spec, OwnSpec) and (is_vector(spec.entry_point) or makes_vector(spec.entry_point)):
+        if wrappers or mode in ("sync", "async"):
+            what = "wrappers" if wrappers else f"mode {mode}"
+            raise UsageError(f"env {env_id!r} is a vector env, and {what} is for single envs: leave it out.")
+        limits = {"max_episode_steps": max_episode_steps, "spread_episodes": spread_episodes}
+        given = {"num_envs": num_envs, **limits, "num_threads": num_threads, "device": device}
+        return _own_vector(env_id, spec.entry_point, env_kwargs or {}, given, leave_out)
+    num_envs = num_envs or 1
     options: dict[str, Any] = {"num_envs": num_envs, "spread_episodes": spread_episodes}
     if mode in ("auto", "batch"):
-        refusal = "wrappers only run in sync and async mode" if wrappers else _batch_refusal(spec.id, env_kwargs)
+        refusal = "its function makes one env at a time" if isinstance(spec, OwnSpec) else None
+        refusal = "wrappers only run in sync and async mode" if wrappers else refusal
+        refusal = refusal or _batch_refusal(spec.id, env_kwargs)
         if refusal is None and spec.id in TENSOR_WORLDS:
             if log_info:
                 raise UsageError(f"log_info is {', '.join(log_info)}, but {spec.id} has no info: leave it out.")
@@ -151,12 +174,55 @@ def make_env(
 
     options |= {"env_kwargs": env_kwargs, "max_episode_steps": max_episode_steps, "wrappers": wrappers}
     options["log_info"] = log_info
+    options["leave_out"] = leave_out
     options["max_failures"] = MAX_FAILURES if max_failures is None else max_failures
     if mode == "async" or (mode == "auto" and num_envs > 1 and is_emulator(spec)):
         from proxima.envs.gymnasium.async_vec import AsyncVecEnv
 
         return AsyncVecEnv(env_id, num_workers=num_workers, step_timeout=step_timeout, **options)
     return SyncVecEnv(env_id, **options)
+
+
+def _own_vector(
+    name: str, part: Any, env_kwargs: Mapping[str, Any], options: Mapping[str, Any], leave_out: Sequence[str]
+) -> VecEnv:
+    """A user's vector env: the object itself, or what the function makes of those options that it takes."""
+    from gymnasium.vector import VectorEnv
+
+    from proxima.envs.gymnasium.vector import GymnasiumVectorEnv
+
+    given = {key: value for key, value in options.items() if value is not None}
+    made, taken = part, {}
+    if makes_vector(part):
+        is_ours = isinstance(part, type) and issubclass(part, VecEnv)
+        taken = accepted(part, {"num_envs": 1, **given}, by_name=not is_ours)
+        try:
+            made = part(**{**taken, **env_kwargs})
+        except TypeError as error:
+            raise UsageError(f"cannot build env {name!r}: {error}") from error
+    elif env_kwargs:
+        raise UsageError(f"env_kwargs is {env_kwargs}, but env {name!r} is an object: give the function that makes it.")
+    if not isinstance(made, (VecEnv, VectorEnv)):
+        raise UsageError(
+            f"env {name!r} takes num_envs, so it must make a gymnasium.vector.VectorEnv or a proxima VecEnv, not a "
+            f"{type(made).__name__}."
+        )
+    if made.num_envs != given.get("num_envs", made.num_envs):
+        raise UsageError(
+            f"num_envs is {given['num_envs']}, but env {name!r} has {made.num_envs} envs: leave num_envs out."
+        )
+    if "max_episode_steps" in given and "max_episode_steps" not in taken:
+        raise UsageError(
+            f"max_episode_steps is {given['max_episode_steps']}, but env {name!r} has time limits of its own: set them "
+            "there, or give its function a parameter max_episode_steps."
+        )
+    if isinstance(made, VectorEnv):
+        place = "cpu" if given["device"] == "cpu" else None  # else the env's own
+        return GymnasiumVectorEnv(made, name=name, leave_out=leave_out, device=place, closes=made is not part)
+    missing = [key for key in _NEEDED if not hasattr(made, key)]
+    if missing:
+        raise UsageError(f"env {name!r} has no attribute {missing[0]}, which every proxima VecEnv has.")
+    return made
 
 
 def list_envs() -> list[EnvListing]:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from proxima.envs.contract import VecEnv
-from proxima.envs.make import make_env
+from proxima.envs.make import make_env, num_envs_of
 from proxima.evaluate.episodes import MOST_ENVS, Episode, Evaluation, run_episodes
 from proxima.evaluate.limits import MOST_EPISODES, check_number
 from proxima.evaluate.restored import Restored, restore_policy
 from proxima.evaluate.statistics import FEWEST, mean_interval
-from proxima.evaluate.world import chosen_env
+from proxima.evaluate.world import chosen_env, view_options
 from proxima.nets.spec import Spec
 from proxima.text import number
 
@@ -75,7 +75,8 @@ def evaluate_beside(
     check_number("seed", seed, least=0)
     policies = restore_policy(path), restore_policy(beside)
     env_id, kwargs, limit = chosen_env(policies[0].config, env, env_kwargs)
-    world = make_env(env_id, num_envs=min(episodes, MOST_ENVS), env_kwargs=kwargs, max_episode_steps=limit)
+    count, view = num_envs_of(env_id) or min(episodes, MOST_ENVS), view_options(policies[0].config)
+    world = make_env(env_id, num_envs=count, env_kwargs=kwargs, max_episode_steps=limit, **view)
     found = []
     try:
         spec = Spec.from_spaces(world.observation_space, world.action_space)

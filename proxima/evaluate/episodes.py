@@ -15,12 +15,12 @@ from proxima.compiling import process_settings_kept
 from proxima.data.rollout import as_stored
 from proxima.envs.action_hold import Hold
 from proxima.envs.contract import Step, VecEnv
-from proxima.envs.make import make_env
+from proxima.envs.make import make_env, num_envs_of
 from proxima.errors import UsageError
 from proxima.evaluate.limits import MOST_EPISODES, check_number
 from proxima.evaluate.restored import restore_policy
 from proxima.evaluate.statistics import COLUMNS, Summary
-from proxima.evaluate.world import chosen_env
+from proxima.evaluate.world import chosen_env, view_options
 from proxima.nets.encoders import is_image
 from proxima.nets.policy import Policy
 from proxima.nets.spec import Spec
@@ -159,7 +159,7 @@ def evaluate(
     path: str | Path,
     *,
     best: bool = False,
-    env: str | None = None,
+    env: Any = None,
     env_kwargs: Mapping[str, Any] | None = None,
     episodes: int = 20,
     seed: int = 0,
@@ -171,7 +171,8 @@ def evaluate(
     Args:
         path: A checkpoint folder, or a run folder, whose newest checkpoint is used.
         best: Use the run's best checkpoint, not its newest.
-        env: Another env id than the policy was trained on.
+        env: Another env than the policy was trained on, or the same object again where a run was trained on one that
+            cannot be imported.
         env_kwargs: Keywords of the env to change.
         episodes: Number of episodes.
         seed: Of the envs, and of sampled actions.
@@ -188,9 +189,10 @@ def evaluate(
     saved = restore_policy(checkpoint.find(path, best=True) if best else path)
     policy = saved.policy
     env_id, kwargs, limit = chosen_env(saved.config, env, env_kwargs)
-    world = make_env(env_id, num_envs=min(episodes, MOST_ENVS), env_kwargs=kwargs, max_episode_steps=limit)
-    world.hold = saved.hold
+    count, view = num_envs_of(env_id) or min(episodes, MOST_ENVS), view_options(saved.config)
+    world = make_env(env_id, num_envs=count, env_kwargs=kwargs, max_episode_steps=limit, **view)
     try:
+        world.hold = saved.hold
         saved.hand_networks(world)
         policy.spec.check_fit(Spec.from_spaces(world.observation_space, world.action_space), env_id)
         start = time.perf_counter()
@@ -229,8 +231,10 @@ def _run_episodes(
         if trace:
             duration = torch.ones(env.num_envs, dtype=torch.int64) if step.duration is None else step.duration
             columns |= {"reward": step.reward.numpy().copy(), "duration": duration.numpy().copy()}
+            skipped = [False] * env.num_envs if step.skipped is None else step.skipped.tolist()
             for i, mine in enumerate(rows):
-                mine.append({name: column[i] for name, column in columns.items()})
+                if not skipped[i]:
+                    mine.append({name: column[i] for name, column in columns.items()})
         lasted += 1
         if lasted.max() > LONGEST_EPISODE:
             raise UsageError(
@@ -243,7 +247,8 @@ def _run_episodes(
                 finished[i].append(_episode(i, step, _trace(i, step, policy, rows[i], after) if trace else None))
             rows[i] = []
         obs = as_stored(step.obs)
-        state = None if after is None else after.masked_fill(step.ended[:, None], 0.0)
+        begins = step.ended if step.skipped is None else step.ended | step.skipped
+        state = None if after is None else after.masked_fill(begins[:, None], 0.0)
     # In the order in which they began.
     return [finished[n % env.num_envs][n // env.num_envs] for n in range(episodes)]
 

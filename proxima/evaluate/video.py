@@ -7,7 +7,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from proxima.envs.action_hold import Hold
 from proxima.envs.gymnasium.env_errors import first_line
 from proxima.envs.gymnasium.env_group import Recipe
 from proxima.envs.gymnasium.spaces import step_seconds
+from proxima.envs.own import OwnSpec, Wrapper
 from proxima.errors import UsageError
 from proxima.evaluate.camera import follow, follow_in_window, is_mujoco
 from proxima.evaluate.headless import explain_broken_choice, offscreen, require_display
@@ -26,7 +27,7 @@ from proxima.evaluate.limits import check_number
 from proxima.evaluate.mp4 import write_mp4
 from proxima.evaluate.policy import LoadedPolicy
 from proxima.evaluate.restored import Restored, restore_policy
-from proxima.evaluate.world import chosen_env, refuse_window
+from proxima.evaluate.world import chosen_env, refuse_window, view_options
 from proxima.runs import checkpoint
 from proxima.runs.layout import VIDEOS
 
@@ -45,6 +46,7 @@ def record(
     path: str | Path,
     env_kwargs: Mapping[str, Any] | None = None,
     max_episode_steps: int | None = None,
+    wrappers: Sequence[Wrapper] = (),
     seed: int = 0,
     length: int | None = None,
     hold: Hold | None = None,
@@ -60,6 +62,7 @@ def record(
         env_kwargs: Keywords of the env's constructor, such as `width`, `height` and `camera_name` of MuJoCo tasks.
             Unless a camera is given, the model's tracking camera is used where there is one.
         max_episode_steps: The time limit; None is the registered one.
+        wrappers: Gymnasium wrappers, applied in order.
         seed: Of the first reset.
         length: Env steps, over as many episodes as they take; None is one episode of at most `LONGEST_EPISODE`
             steps. There is one frame per env step and one per reset.
@@ -76,7 +79,7 @@ def record(
         >>> record(policy.act, "HalfCheetah-v5", path="cheetah.mp4", **options)  # doctest: +SKIP
     """
     _check(seed=seed, length=length)
-    with _opened(env_id, "rgb_array", env_kwargs, max_episode_steps) as env, offscreen(mujoco=is_mujoco(env)):
+    with _opened(env_id, "rgb_array", env_kwargs, max_episode_steps, wrappers) as env, offscreen(mujoco=is_mujoco(env)):
         if prepare is not None:
             prepare(env.unwrapped)
         steps = _play(env, act, seed=seed, length=length, hold=hold, on_reset=on_reset)
@@ -90,6 +93,7 @@ def watch(
     *,
     env_kwargs: Mapping[str, Any] | None = None,
     max_episode_steps: int | None = None,
+    wrappers: Sequence[Wrapper] = (),
     seed: int = 0,
     length: int | None = None,
     hold: Hold | None = None,
@@ -105,7 +109,7 @@ def watch(
     """
     _check(seed=seed, length=length)
     require_display()
-    with _opened(env_id, "human", env_kwargs, max_episode_steps) as env:
+    with _opened(env_id, "human", env_kwargs, max_episode_steps, wrappers) as env:
         if prepare is not None:
             prepare(env.unwrapped)
         period, due = 1.0 / frame_rate(env), time.monotonic()
@@ -125,7 +129,7 @@ def record_checkpoint(
     *,
     out: str | Path | None = None,
     best: bool = False,
-    env: str | None = None,
+    env: Any = None,
     env_kwargs: Mapping[str, Any] | None = None,
     seed: int = 0,
     deterministic: bool = True,
@@ -184,6 +188,7 @@ def _played(
     policy = LoadedPolicy(saved.policy, seed=seed, hold=saved.hold)
     act = functools.partial(policy.act, deterministic=deterministic)
     options: dict[str, Any] = {"env_kwargs": kwargs, "max_episode_steps": limit, "seed": seed, "length": length}
+    options["wrappers"] = view_options(saved.config)["wrappers"]
     options |= {"hold": saved.hold, "on_reset": policy.reset, "prepare": saved.hand_networks}
     return act, env_id, options
 
@@ -210,12 +215,16 @@ def _check(*, seed: int, length: int | None) -> None:
 
 @contextlib.contextmanager
 def _opened(
-    env_id: str, mode: str, env_kwargs: Mapping[str, Any] | None, max_episode_steps: int | None
+    env_id: str,
+    mode: str,
+    env_kwargs: Mapping[str, Any] | None,
+    max_episode_steps: int | None,
+    wrappers: Sequence[Wrapper],
 ) -> Iterator[gym.Env]:
     """The env, built with this render mode and a camera that follows, and closed after the block."""
     refuse_window(env_kwargs or {})
     kwargs = {**(env_kwargs or {}), "render_mode": mode}
-    recipe = Recipe.of(env_id, env_kwargs=kwargs, max_episode_steps=max_episode_steps)
+    recipe = Recipe.of(env_id, env_kwargs=kwargs, max_episode_steps=max_episode_steps, wrappers=wrappers)
     creator: Any = recipe.spec.entry_point
     with contextlib.suppress(Exception):  # building it explains better what is wrong with an entry point
         creator = gym.envs.registration.load_env_creator(creator)
@@ -228,6 +237,11 @@ def _opened(
         raise
     try:
         _check_modes(recipe.spec.id, env.metadata, mode)
+        if isinstance(recipe.spec, OwnSpec) and env.render_mode != mode:
+            raise UsageError(
+                f"env {env_id!r} was made with render_mode {env.render_mode!r}, not {mode!r}: give its function a "
+                "keyword render_mode that it passes on to the env."
+            )
         follow(env, env_kwargs)
         yield env
     finally:

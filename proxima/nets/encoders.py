@@ -76,7 +76,8 @@ def nature_layers(shape: tuple[int, ...]) -> list[ConvLayer]:
 class CNN(nn.Module):
     """Convolutions and a linear layer, each followed by the activation.
 
-    Channels may come first or last: the shorter outer axis is the channels. Bytes are scaled to 0..1, floats are not.
+    Channels may come first or last: the shorter outer axis is the channels. The frames of a stack `[F, H, W, C]` are
+    further channels. Bytes are scaled to 0..1, floats are not.
     """
 
     def __init__(
@@ -159,21 +160,28 @@ def _features(network: nn.Module, x: Tensor, out: int, what: str) -> Tensor:
 
 
 def is_image(shape: tuple[int, ...]) -> bool:
-    """Three axes, two of them at least 8 pixels long."""
+    """Three axes, two of them at least 8 pixels long; or a stack of frames of such images with up to 4 channels."""
+    if len(shape) == 4:
+        channels, height, width = image_axes(shape[1:])
+        return min(height, width) >= 8 and channels <= 4 and shape[0] < min(height, width)
     return len(shape) == 3 and sorted(shape)[1] >= 8
 
 
 def image_axes(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Channels, height and width of an image."""
+    """Channels, height and width of an image; the frames of a stack are channels."""
+    if len(shape) == 4:
+        channels, height, width = image_axes(shape[1:])
+        return shape[0] * channels, height, width
     return (shape[2], shape[0], shape[1]) if has_channels_last(shape) else (shape[0], shape[1], shape[2])
 
 
 def has_channels_last(shape: tuple[int, ...]) -> bool:
     """Whether an image is stored as height, width, channels: the shorter outer axis is the channels."""
-    return shape[-1] < shape[0]
+    return shape[-1] < shape[-3]
 
 
 def to_pixels(image: Tensor, channels_last: bool) -> Tensor:
-    """Images `[B, *shape]` as `[B, C, H, W]`; bytes are scaled to 0..1, floats are not."""
+    """Images, or stacks of frames, `[B, *shape]` as `[B, C, H, W]`; bytes are scaled to 0..1, floats are not."""
     pixels = image.float() * (1.0 / 255.0) if image.dtype == torch.uint8 else image
-    return pixels.movedim(-1, -3) if channels_last else pixels
+    pixels = pixels.movedim(-1, -3) if channels_last else pixels
+    return pixels.flatten(1, 2) if pixels.ndim == 5 else pixels

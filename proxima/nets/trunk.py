@@ -55,6 +55,8 @@ def encoder_options(encoders: Mapping[str, Any], obs: Mapping[str, ObsSpec]) -> 
     found = {key: EncoderOptions() for key in obs}
     for key, given in encoders.items():
         where = f"encoders: {key}"
+        if key not in found and given == {"use": "none"}:
+            continue  # left out of the observation, because its space has no array form
         if key not in found:
             raise UsageError(
                 f"encoders names {key!r}, but the observation has {', '.join(obs)}.{nearest(str(key), obs)}"

@@ -11,6 +11,7 @@ from torch import nn
 from proxima.algo.learner import Learner
 from proxima.algo.schedules import scheduled
 from proxima.config import Config
+from proxima.errors import UsageError
 from proxima.nets.policy import Policy
 from proxima.runs.layout import OPTIMIZER
 from proxima.training.collector import Collector
@@ -33,6 +34,8 @@ class Algorithm(ABC):
     """By name; the first trains the policy. Each has its own optimizer file in the checkpoint."""
     phases: ClassVar[tuple[str, ...]] = ("collect", "update")
     """Phases of an iteration whose time is measured (`timed`)."""
+    learns_with_skips: ClassVar[bool] = False
+    """Whether the learners leave out rows that an env skipped (`VecEnv.skips`)."""
 
     def __init__(self, parts: Parts):
         self.parts, self.config = parts, parts.config
@@ -47,6 +50,11 @@ class Algorithm(ABC):
         `behaviour` acts in place of the policy, and is not compiled.
         """
         parts, seed = self.parts, self.config.run.seed
+        if parts.env.skips and not self.learns_with_skips:
+            raise UsageError(
+                f"{self.config.env.env} starts episodes one step late (autoreset mode NEXT_STEP), which "
+                f"{self.config.algorithm.algorithm} cannot learn from: use the mode SAME_STEP or DISABLED, or PPO."
+            )
         return Collector(
             parts.env,
             behaviour or self.policy,

@@ -96,6 +96,7 @@ class Collector:
                 state_size=policy.state_size,
                 stacks=stacks,
                 store_values=store_values,
+                skips=env.skips,
             )
         except (MemoryError, RuntimeError) as error:
             raise UsageError(
@@ -133,10 +134,12 @@ class Collector:
             self._check_finite(self._num_taken)  # a NaN explains the env's error better
             raise
         self._check_finite(len(self._rows))
-        if self._ending_buffer is not None and (ends := self._ending_buffer.take(rollout.ended)) is not None:
+        if self._ending_buffer is not None and (ends := self._ending_buffer.take(rollout.episode_ends)) is not None:
             self._add_endings(ends)
         self.policy_steps += rollout.size
         self.global_step += rollout.size if rollout.duration is None else int(rollout.duration.sum())
+        if rollout.skipped is not None:
+            self.global_step -= int(rollout.skipped.sum())
         return rollout
 
     def _run_steps(self) -> None:
@@ -183,6 +186,8 @@ class Collector:
                 rollout.put_aux(t, step.aux)
             if step.final_obs is not None:
                 self._end_episodes(t, step)
+            if step.skipped is not None:
+                self._skip(t, step.skipped)
             self._num_taken = t + 1
         for key, stored in rollout.obs.items():
             stored[-1] = newest(self._now[key], rollout.stacks.get(key, 1))
@@ -212,6 +217,12 @@ class Collector:
             self._add_endings(Endings.of_step(t, step, seen, state))
         if state is not None:
             state.masked_fill_(step.ended.to(state.device)[:, None], 0.0)
+
+    def _skip(self, t: int, skipped: Tensor) -> None:
+        """Rows in which an env only started an episode; what the policy made of the final observation is forgotten."""
+        self.rollout.skip(t, skipped)
+        for state in self._state:
+            state.masked_fill_(skipped.to(state.device)[:, None], 0.0)
 
     def _add_endings(self, ends: Endings) -> None:
         success = None if ends.success is None else ends.success.tolist()

@@ -14,10 +14,11 @@ from proxima.config import Config
 from proxima.envs.action_hold import Hold
 from proxima.envs.contract import VecEnv
 from proxima.envs.gymnasium.env_errors import asks_to_stop, first_line
-from proxima.envs.make import make_env
+from proxima.envs.make import make_env, num_envs_of
 from proxima.errors import UsageError
 from proxima.evaluate.episodes import MOST_ENVS, Episode, run_episodes
 from proxima.evaluate.policy import LoadedPolicy
+from proxima.evaluate.world import view_options
 from proxima.nets.policy import Policy
 from proxima.training.seeding import stream_seed
 
@@ -70,11 +71,16 @@ class Examiner:
     def _evaluate(self, hold: Hold) -> bool:
         if self._env is None:  # created on first use
             env = self.config.env
+            if num_envs_of(env.env) is not None:
+                raise UsageError(
+                    f"env {env.env!r} is one object, which training uses: give the function that makes it instead."
+                )
             self._env = make_env(
                 env.env,
                 num_envs=min(self.config.evaluation.eval_episodes, MOST_ENVS),
                 env_kwargs=env.env_kwargs,
                 max_episode_steps=env.max_episode_steps,
+                **view_options(self.config),
             )
         self._env.hold = hold
         self._hand_networks(self._env)
@@ -102,6 +108,7 @@ class Examiner:
             path=video_path(run_dir, env.env, step),
             env_kwargs=env.env_kwargs,
             max_episode_steps=env.max_episode_steps,
+            wrappers=view_options(self.config)["wrappers"],
             seed=self.config.run.seed,
             length=self.config.evaluation.video_length,
             hold=hold,

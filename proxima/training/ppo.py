@@ -12,6 +12,7 @@ class PPO(Algorithm):
     """Collect a rollout, estimate advantages, update, then update the observation statistics."""
 
     phases: ClassVar[tuple[str, ...]] = ("collect", "advantage", "update")
+    learns_with_skips = True
 
     def __init__(self, parts: Parts):
         super().__init__(parts)

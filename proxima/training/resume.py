@@ -7,6 +7,7 @@ from typing import Any
 
 from proxima.config import Config, changes_at_resume, load_config
 from proxima.errors import UsageError
+from proxima.own_parts import only_in_python
 from proxima.runs import checkpoint
 from proxima.runs.checkpoint import Checkpoint
 from proxima.runs.layout import entries
@@ -25,7 +26,9 @@ def resumed_config(source: Path, path: str | Path | None, overrides: Mapping[str
     refused: list[str] = []
     changed: list[str] = []
     for option, old, new in changes_at_resume(before, after):
-        (refused if option.resume == "fixed" else changed).append(f"{option.name} {old} -> {new}")
+        found_again = option.name == "env" and only_in_python(old)  # the same env, now by a name that can be imported
+        is_fixed = option.resume == "fixed" and not found_again
+        (refused if is_fixed else changed).append(f"{option.name} {old} -> {new}")
     if refused:
         raise UsageError(
             f"a resume cannot change {', '.join(refused)} of {source}: leave that out, or start a new run."

@@ -1,16 +1,19 @@
 """Builds the objects of a run from its options: device, threads, envs, policy."""
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
 from proxima.config import Config, Traits, settle
+from proxima.config.options import nearest
 from proxima.envs.catalog import find_spec
 from proxima.envs.contract import VecEnv
-from proxima.envs.make import make_env
+from proxima.envs.make import make_env, num_envs_of
 from proxima.errors import UsageError
+from proxima.evaluate.world import left_out_keys, view_options
 from proxima.machine import available_cores, physical_memory
 from proxima.nets.encoders import is_image
 from proxima.nets.policy import Policy, make_policy
@@ -55,6 +58,8 @@ class Parts:
 def build_parts(config: Config) -> Parts:
     """Build everything of a run except its algorithm."""
     options, wish = config.env, config.run.num_threads
+    if (count := num_envs_of(options.env)) is not None and "num_envs" not in config.given:
+        options.num_envs = count
     env = make_env(
         options.env,
         num_envs=options.num_envs,
@@ -66,9 +71,11 @@ def build_parts(config: Config) -> Parts:
         num_threads=wish and min(wish, available_cores()),
         log_info=config.track.log_info,
         device=str(choose_device(config, images=True)),  # for envs that can run on a GPU
+        **view_options(config),
     )
     try:
         spec = Spec.from_spaces(env.observation_space, env.action_space)
+        check_left_out(config, [*spec.obs, *getattr(env, "left_out", ())])
         images = any(is_image(obs.shape) for obs in spec.obs.values())
         limit = options.max_episode_steps or find_spec(options.env).max_episode_steps
         limit = limit or getattr(env, "time_limit", None)
@@ -84,6 +91,13 @@ def build_parts(config: Config) -> Parts:
     except BaseException:
         env.close()
         raise
+
+
+def check_left_out(config: Config, keys: Sequence[str]) -> None:
+    """Raise a UsageError if the option `encoders` leaves out a key that the observation does not have."""
+    for key in left_out_keys(config):
+        if key not in keys:
+            raise UsageError(f"encoders names {key!r}, but the observation has {', '.join(keys)}.{nearest(key, keys)}")
 
 
 def build_policy(spec: Spec, config: Config, device: torch.device) -> Policy:

@@ -243,7 +243,7 @@ def test_hostile_config_files_are_one_line(content: bytes, tmp_path: Path) -> No
 def test_options_say_what_a_resume_may_change() -> None:
     by_rule = {rule: {o.name for o in all_options().values() if o.resume == rule} for rule in ("fixed", "free")}
     sections = {name: {o.name for o in options_of(name, cls)} for name, cls in SECTIONS.items()}
-    weights_and_states = {"algorithm", "env", "env_kwargs", "num_envs", "seed", "normalize_obs"}
+    weights_and_states = {"algorithm", "env", "env_kwargs", "wrappers", "num_envs", "seed", "normalize_obs"}
     weights_and_states |= {"init_from", "teacher", "teacher_settings", "teacher_share"}
     assert by_rule["fixed"] == weights_and_states | sections["policy"]
     assert (

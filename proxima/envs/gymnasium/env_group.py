@@ -11,7 +11,7 @@ import inspect
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -29,9 +29,8 @@ from proxima.envs.gymnasium.plain import Plain
 from proxima.envs.gymnasium.snapshot import NotPlain, TrackedEnv
 from proxima.envs.gymnasium.spaces import Buffers, Layout, layout_of
 from proxima.envs.gymnasium.step_values import reported_number, reported_success
+from proxima.envs.own import OwnSpec, Wrapper, is_vector, makes_vector
 from proxima.errors import EnvFailure, UsageError
-
-Wrapper = Callable[[gym.Env], gym.Env]
 
 
 def usage_error(spec: EnvSpec, error: BaseException) -> UsageError:
@@ -90,6 +89,8 @@ class Recipe:
     """The module of a `module:EnvId`; imported before an env is built."""
     max_episode_steps: int | None = None
     wrappers: tuple[Wrapper, ...] = ()
+    leave_out: tuple[str, ...] = ()
+    """Observation keys that are left out if they are in no space that a policy takes."""
 
     @classmethod
     def of(
@@ -99,13 +100,23 @@ class Recipe:
         env_kwargs: Mapping[str, Any] | None = None,
         max_episode_steps: int | None = None,
         wrappers: Sequence[Wrapper] = (),
+        leave_out: Sequence[str] = (),
     ) -> "Recipe":
         """Look the id up; `find_spec` raises if there is no such id."""
         check_count("max_episode_steps", max_episode_steps)
         spec = find_spec(env_id)
+        is_own = isinstance(spec, OwnSpec)
+        if is_own and (is_vector(spec.entry_point) or makes_vector(spec.entry_point)):
+            raise UsageError(f"env {env_id!r} is a vector env: there is no single env of it to build or to show")
+        if is_own and isinstance(spec.entry_point, gym.Env):
+            raise UsageError(
+                f"env {env_id!r} is one env object, and training makes several: give the function or class that makes "
+                "it, such as env=lambda: MyEnv(...)"
+            )
         # Gymnasium copies the keywords for each env it makes.
         spec = replace(spec, kwargs={**spec.kwargs, **(env_kwargs or {})})
-        return cls(spec, env_id.rpartition(":")[0] or None, max_episode_steps, tuple(wrappers))
+        module = None if is_own else env_id.rpartition(":")[0] or None
+        return cls(spec, module, max_episode_steps, tuple(wrappers), tuple(leave_out))
 
     def pickled(self) -> bytes:
         """The recipe for another process; a class of the main script is pickled itself, not by name."""
@@ -127,8 +138,11 @@ class Recipe:
         try:
             if self.module:
                 importlib.import_module(self.module)
-            with model_warnings() if is_mujoco(self.spec) else contextlib.nullcontext():
-                env = gym.make(self.spec, max_episode_steps=self.max_episode_steps, disable_env_checker=True)
+            if isinstance(self.spec, OwnSpec):
+                env = self.spec.make(self.max_episode_steps)
+            else:
+                with model_warnings() if is_mujoco(self.spec) else contextlib.nullcontext():
+                    env = gym.make(self.spec, max_episode_steps=self.max_episode_steps, disable_env_checker=True)
             for wrapper in self.wrappers:
                 env = wrapper(env)
             return env
@@ -178,7 +192,7 @@ class EnvGroup:
         try:
             for _ in range(start, stop):
                 self._envs.append(TrackedEnv(recipe.build()))
-            self.layout: Layout = layout_of(self._envs[0].env, log_info)
+            self.layout: Layout = layout_of(self._envs[0].env, recipe.leave_out, log_info)
         except BaseException as error:
             self.close()
             if asks_to_stop(error) or isinstance(error, UsageError):

@@ -4,13 +4,14 @@ No torch here: worker processes import this file.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
+from proxima.envs.own import find_time_limit
 from proxima.errors import UsageError
 
 ONE_HOT = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
@@ -51,10 +52,11 @@ class Leaf:
     box: spaces.Box
 
 
-def _leaves(space: spaces.Space, path: tuple[str | int, ...]) -> Iterator[Leaf]:
+def _leaves(space: spaces.Space, path: tuple[str | int, ...], leave_out: Collection[str]) -> Iterator[Leaf | str]:
+    """Every array of an observation; only the key of one that is left out."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         for part, child in space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
-            yield from _leaves(child, (*path, part))
+            yield from _leaves(child, (*path, part), leave_out)
         return
     key = "/".join(str(part) for part in path) or "obs"
     if isinstance(space, spaces.Box):
@@ -62,18 +64,24 @@ def _leaves(space: spaces.Space, path: tuple[str | int, ...]) -> Iterator[Leaf]:
         yield Leaf(key, path, space, space if space.shape else FlatBox(space))
     elif isinstance(space, ONE_HOT):
         yield Leaf(key, path, space, FlatBox(space))
+    elif key in leave_out:
+        yield key
     else:
         raise UsageError(
-            f"observation {key!r} is a {type(space).__name__} space ({space}), which has no fixed-size array form; "
-            "wrap the env so that it is a Box, Dict, Tuple, Discrete, MultiDiscrete or MultiBinary"
+            f"observation {key!r} is a {type(space).__name__} space ({space}), which has no fixed-size array form: "
+            f"leave it out with --encoders '{{{key}: {{use: none}}}}', or wrap the env so that it is a Box, Dict, "
+            "Tuple, Discrete, MultiDiscrete or MultiBinary"
         )
 
 
 class ObservationLayout:
     """The flat Dict of Box that an observation space becomes; writes observations into arrays of these shapes."""
 
-    def __init__(self, space: spaces.Space) -> None:
-        self.leaves = tuple(_leaves(space, ()))
+    def __init__(self, space: spaces.Space, leave_out: Collection[str] = ()) -> None:
+        """Keys in `leave_out` are left out where their space has no fixed-size array form, which is an error else."""
+        found = tuple(_leaves(space, (), leave_out))
+        self.leaves = tuple(leaf for leaf in found if isinstance(leaf, Leaf))
+        self.left_out = tuple(key for key in found if isinstance(key, str))
         keys = [leaf.key for leaf in self.leaves]
         if not keys:
             raise UsageError(f"the observation space {space} is empty: an env must have at least one array")
@@ -146,6 +154,8 @@ class Layout:
     """Keys of `info` whose values are stored when an episode ends."""
     log_info: tuple[str, ...] = ()
     """Keys of `info` whose values are summed over all steps."""
+    time_limit: int | None = None
+    """Env steps of the longest episode, if there is a limit."""
 
 
 # Names of the statistics of episodes that every env has.
@@ -176,11 +186,12 @@ def step_seconds(env: Any) -> float | None:
     return None
 
 
-def layout_of(env: Any, log_info: tuple[str, ...] = ()) -> Layout:
+def layout_of(env: Any, leave_out: Collection[str] = (), log_info: tuple[str, ...] = ()) -> Layout:
     """The layout of a Gymnasium env; the keys `log_info` are also statistics of its episodes."""
-    spaces_ = ObservationLayout(env.observation_space), ActionLayout(env.action_space)
+    spaces_ = ObservationLayout(env.observation_space, leave_out), ActionLayout(env.action_space)
     names = dict.fromkeys((*episode_info(env), *(name for name in log_info if name not in _TAKEN)))
-    return Layout(*spaces_, step_seconds(env), tuple(names), log_info)
+    limit = find_time_limit(env)
+    return Layout(*spaces_, step_seconds(env), tuple(names), log_info, limit and limit._max_episode_steps)
 
 
 @dataclass(slots=True)

@@ -15,10 +15,11 @@ from torch import Tensor
 from proxima.envs.action_hold import Holder
 from proxima.envs.checks import check_count, check_seed
 from proxima.envs.contract import Episodes, Obs, Step, VecEnv
-from proxima.envs.gymnasium.env_group import EnvGroup, Recipe, Wrapper
+from proxima.envs.gymnasium.env_group import EnvGroup, Recipe
 from proxima.envs.gymnasium.plain import pack, unpack
 from proxima.envs.gymnasium.snapshot import NotPlain
 from proxima.envs.gymnasium.spaces import buffer_bytes, map_buffers
+from proxima.envs.own import Wrapper
 from proxima.errors import EnvFailure, UsageError
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class GymVecEnv(VecEnv):
         max_episode_steps: int | None = None,
         spread_episodes: bool = False,
         wrappers: Sequence[Wrapper] = (),
+        leave_out: Sequence[str] = (),
         max_failures: int = MAX_FAILURES,
         log_info: Sequence[str] = (),
     ) -> None:
@@ -50,7 +52,8 @@ class GymVecEnv(VecEnv):
         self.num_envs = num_envs
         self.device = torch.device("cpu")
         self.holder = Holder(num_envs)
-        self._recipe = Recipe.of(env_id, env_kwargs=env_kwargs, max_episode_steps=max_episode_steps, wrappers=wrappers)
+        options: dict[str, Any] = {"env_kwargs": env_kwargs, "max_episode_steps": max_episode_steps}
+        self._recipe = Recipe.of(env_id, wrappers=wrappers, leave_out=leave_out, **options)
         self._spread_episodes = spread_episodes
         self._max_failures = max_failures
         self.log_info = tuple(log_info)
@@ -69,6 +72,8 @@ class GymVecEnv(VecEnv):
         self.action_space = layout.action.space
         self.step_seconds = layout.step_seconds
         self.episode_info = layout.episode_info
+        self.time_limit = layout.time_limit
+        self.left_out = layout.observation.left_out
         self._layout = layout
         self._buffers = buffers
         self._action_shape = (self.num_envs, *layout.action.agent_shape)
