@@ -1,6 +1,7 @@
 """PPO's policy: actor and critic."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from proxima.algo import distributions
-from proxima.algo.distributions import BETA_NOISE, Categorical, Distribution
+from proxima.algo.distributions import BETA_NOISE, Categorical, Distribution, masked, valid_choices
 from proxima.config.sections import NormalizeOptions, PolicyOptions
 from proxima.errors import UsageError
 from proxima.nets.encoders import MLP, init_layer
@@ -56,8 +57,8 @@ class ActionHead(nn.Module):
     def _is_gaussian(self) -> bool:
         return self.kind in ("gaussian", "tanh_gaussian")
 
-    def forward(self, features: Tensor) -> Distribution:
-        """The distribution of the raw action."""
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Distribution:
+        """The distribution of the raw action; `mask` `[B, sum(sizes)]` bool is false for choices of probability 0."""
         out = self.linear(features).float()
         if self._is_gaussian:
             gaussian = distributions.Gaussian if self.kind == "gaussian" else distributions.TanhGaussian
@@ -67,8 +68,16 @@ class ActionHead(nn.Module):
             return distributions.Beta(alpha, beta)
         if self.kind == "multi_binary":
             return distributions.Bernoulli(out)
-        parts = [Categorical(logits.log_softmax(-1)) for logits in out.split(self.action.sizes, -1)]
+        parts = [Categorical(logits.log_softmax(-1)) for logits in self._choices(out, mask)]
         return parts[0] if self.kind == "discrete" else distributions.MultiCategorical(parts)
+
+    def _choices(self, out: Tensor, mask: Tensor | None) -> Sequence[Tensor]:
+        """The logits of each column, `LOWEST` for invalid choices."""
+        columns = out.split(self.action.sizes, -1)
+        if mask is None:
+            return columns
+        valid = [valid_choices(column) for column in mask.split(self.action.sizes, -1)]
+        return [masked(logits, column) for logits, column in zip(columns, valid, strict=True)]
 
     def _mean_and_log_std(self, out: Tensor) -> tuple[Tensor, Tensor]:
         low, high = self.log_std_range
@@ -108,7 +117,7 @@ class ActorCritic(Policy):
         super().__init__(spec, options, normalize)
         encoders, seen, images = self.encoder_options, self.obs_specs, self.image_keys
         acted_on = {key: o for key, o in seen.items() if encoders[key].use == "all"}
-        self.actor_keys = list(acted_on)
+        self.actor_keys = self.with_mask(acted_on)
         recurrent = options.rnn != "none"
         joined = recurrent or any(key in images for key in acted_on)
         shared = options.share_trunk == "on" or (options.share_trunk == "auto" and joined)
@@ -142,7 +151,8 @@ class ActorCritic(Policy):
         actor_state, critic_state = self._split(state)
         features = self.actor_trunk(obs, actor_state, start)
         critic_features = features if self.shared else self.critic_trunk(obs, critic_state, start)
-        return self.action_head(self.action_mlp(features)), self._value(critic_features, obs)
+        distribution = self.action_head(self.action_mlp(features), self.action_mask(obs))
+        return distribution, self._value(critic_features, obs)
 
     def value(self, obs: Obs, state: Tensor | None = None, start: Tensor | None = None) -> Tensor:
         """Value `[B]` of normalised observations, without the actor."""
@@ -156,7 +166,7 @@ class ActorCritic(Policy):
         obs = self.normalizer(obs)
         actor_state, critic_state = self._split(state)
         features, after = self.actor_trunk.step(obs, actor_state)
-        distribution = self.action_head(self.action_mlp(features))
+        distribution = self.action_head(self.action_mlp(features), self.action_mask(obs))
         action = distribution.mode() if noise is None else distribution.sample(noise)
         critic_features = features
         has_critic_state = critic_state is not None and bool(critic_state.shape[-1])

@@ -1,6 +1,7 @@
 """Base class of policies: everything that collection, learners, evaluation and export need of one."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from proxima.algorithms import ALGORITHMS
 from proxima.compiling import float32_by_default
 from proxima.config import Config
 from proxima.config.sections import NormalizeOptions, PolicyOptions
+from proxima.masks import ACTION_MASK
 from proxima.nets.encoders import is_image
 from proxima.nets.spec import Spec
 from proxima.nets.trunk import Obs, encoder_options
@@ -49,15 +51,16 @@ class Policy(nn.Module, ABC):
     """Whether `act` can return values at little extra cost, because actor and critic share the convolutions."""
 
     def __init__(self, spec: Spec, options: PolicyOptions, normalize: NormalizeOptions):
-        """Build the normaliser of all keys that are used, images excepted."""
+        """Build the normaliser of all keys that are used, images and masks excepted."""
         super().__init__()
         self.spec = spec
         self.register_buffer("return_scale", torch.ones(()))
-        self.encoder_options = encoder_options(options.encoders, spec.obs)
+        self.encoder_options = encoder_options(options.encoders, spec)
         self.obs_specs = {key: o for key, o in spec.obs.items() if self.encoder_options[key].use != "none"}
-        self.keys = list(self.obs_specs)
+        self.keys = self.with_mask(self.obs_specs)
         self.image_keys = frozenset(key for key, o in self.obs_specs.items() if is_image(o.shape))
-        shapes = {key: o.shape for key, o in self.obs_specs.items() if key not in self.image_keys}
+        left_alone = self.image_keys | {ACTION_MASK} if spec.has_masks else self.image_keys
+        shapes = {key: o.shape for key, o in self.obs_specs.items() if key not in left_alone}
         self.normalizer = ObsNormalizer(shapes if normalize.normalize_obs else {}, clip=normalize.clip_obs)
 
     @abstractmethod
@@ -87,6 +90,14 @@ class Policy(nn.Module, ABC):
     @abstractmethod
     def to_env(self, action: Tensor) -> Tensor:
         """Raw actions in the env's units and within its bounds."""
+
+    def with_mask(self, keys: Iterable[str]) -> list[str]:
+        """The keys, and that of the action mask if the env has one."""
+        return list(dict.fromkeys([*keys, *([ACTION_MASK] if self.spec.has_masks else [])]))
+
+    def action_mask(self, obs: Obs) -> Tensor | None:
+        """`[B, sum(sizes)]` bool, the choices that are valid; None if the env has no masks."""
+        return obs[ACTION_MASK].bool() if self.spec.has_masks else None
 
     def metrics(self) -> dict[str, float]:
         """Numbers about the policy for the metrics of an iteration."""

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from proxima.algo.distributions import EpsilonGreedy
+from proxima.algo.distributions import EpsilonGreedy, masked, valid_choices
 from proxima.config.sections import NormalizeOptions, PolicyOptions
 from proxima.errors import UsageError
 from proxima.nets.encoders import init_layer
@@ -23,9 +23,10 @@ class QHead(nn.Module):
         self.linear = nn.Linear(features, choices)
         init_layer(self.linear, gain=0.01, orthogonal=orthogonal)  # Q is near 0 at first
 
-    def forward(self, features: Tensor) -> EpsilonGreedy:
-        """The distribution; its `q` is `[B, A]`."""
-        return EpsilonGreedy(self.linear(features).float(), self.epsilon)
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> EpsilonGreedy:
+        """The distribution; its `q` is `[B, A]`, lowest where the `mask` `[B, A]` is false."""
+        valid = None if mask is None else valid_choices(mask)
+        return EpsilonGreedy(masked(self.linear(features).float(), valid), self.epsilon, valid)
 
 
 class QNetwork(Policy):
@@ -64,7 +65,7 @@ class QNetwork(Policy):
         self, obs: Obs, state: Tensor | None = None, start: Tensor | None = None
     ) -> tuple[EpsilonGreedy, Tensor]:
         """The distribution, with Q `[B, A]`, and the highest Q `[B]` of normalised observations."""
-        distribution = self.action_head(self.actor_trunk(obs))
+        distribution = self.action_head(self.actor_trunk(obs), self.action_mask(obs))
         return distribution, distribution.q.amax(-1)
 
     def value(self, obs: Obs, state: Tensor | None = None, start: Tensor | None = None) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from proxima.envs.gymnasium.masked_env import Source
 from proxima.errors import UsageError
 
 ONE_HOT = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
@@ -144,6 +145,8 @@ class Layout:
     step_seconds: float | None
     episode_info: tuple[str, ...] = ()
     """Keys of `info` whose values are stored when an episode ends."""
+    masks: Source = ""
+    """Where the env has its action mask, which is one of the observation keys here."""
 
 
 # Names of the statistics of episodes that every env has.
