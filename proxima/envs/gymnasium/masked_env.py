@@ -63,6 +63,7 @@ class MaskedEnv(gym.Wrapper):
         self._source = source
         self._sizes, self._start = _choices(env.action_space)
         self._first = np.cumsum([0, *self._sizes[:-1]])  # the first number of each column
+        self._now = self._everything()
         self._method = env.get_wrapper_attr("action_masks") if source == "method" else None
         inner = env.observation_space
         self._is_dict = isinstance(inner, spaces.Dict)
@@ -83,23 +84,30 @@ class MaskedEnv(gym.Wrapper):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """The first observation, with its mask."""
         obs, info = self.env.reset(seed=seed, options=options)
-        return self._with_mask(obs, self._mask(obs, info)), info
+        self._now = self._mask(obs, info)
+        return self._with_mask(obs), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """The next observation, with its mask."""
         obs, reward, terminated, truncated, info = self.env.step(action)
-        mask = self._everything() if terminated else self._mask(obs, info, is_last=bool(truncated))
-        return self._with_mask(obs, mask), reward, terminated, truncated, info
+        self._now = self._everything() if terminated else self._mask(obs, info, is_last=bool(truncated))
+        return self._with_mask(obs), reward, terminated, truncated, info
 
     def allows(self, obs: Any, action: Any) -> bool:
         """Whether the mask in an observation of this wrapper allows an action of the env."""
         return bool(obs[ACTION_MASK][self._first + np.ravel(action) - self._start].all())
 
+    def sample(self) -> Any:
+        """A random valid action, drawn with the generator of the action space."""
+        columns = np.split(self._now, self._first[1:])
+        chosen = [self.action_space.np_random.choice(np.flatnonzero(column)) for column in columns]
+        return (chosen + self._start).astype(self.action_space.dtype).reshape(self.action_space.shape)[()]
+
     def _everything(self) -> NDArray[np.uint8]:
         return np.ones(sum(self._sizes), np.uint8)
 
-    def _with_mask(self, obs: Any, mask: NDArray[np.uint8]) -> dict[str, Any]:
-        return {**(obs if self._is_dict else {"obs": obs}), ACTION_MASK: mask}
+    def _with_mask(self, obs: Any) -> dict[str, Any]:
+        return {**(obs if self._is_dict else {"obs": obs}), ACTION_MASK: self._now}
 
     def _mask(self, obs: Any, info: Any, *, is_last: bool = False) -> NDArray[np.uint8]:
         if self._source == "observation":
