@@ -80,7 +80,9 @@ class Maze(gym.Env):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         chosen = np.ravel(action) - self.first
-        valid = all(column[a] for column, a in zip(np.split(self.mask, np.cumsum(self.sizes)[:-1]), chosen, strict=True))
+        valid = all(
+            column[a] for column, a in zip(np.split(self.mask, np.cumsum(self.sizes)[:-1]), chosen, strict=True)
+        )
         Maze.invalid_actions += not valid
         reward = float(np.mean([((a + self.state) % k) / (k - 1) for a, k in zip(chosen, self.sizes, strict=True)]))
         self.time += 1

@@ -71,7 +71,6 @@ class LoadedPolicy:
         in_env_form = self.spec.action.to_env(acted.env_action.numpy())
         return in_env_form if batched else in_env_form[0]
 
-
     def _with_mask(self, obs: Any, mask: Any) -> dict[str, Any]:
         """The observation as a mapping with a mask, which must allow something."""
         own = dict(obs) if isinstance(obs, Mapping) else {"obs": obs}

@@ -78,7 +78,10 @@ def record(
         >>> record(policy.act, "HalfCheetah-v5", path="cheetah.mp4", **options)  # doctest: +SKIP
     """
     _check(seed=seed, length=length)
-    with _opened(env_id, "rgb_array", env_kwargs, max_episode_steps, masks=masks) as env, offscreen(mujoco=is_mujoco(env)):
+    with (
+        _opened(env_id, "rgb_array", env_kwargs, max_episode_steps, masks=masks) as env,
+        offscreen(mujoco=is_mujoco(env)),
+    ):
         if prepare is not None:
             prepare(env.unwrapped)
         steps = _play(env, act, seed=seed, length=length, hold=hold, on_reset=on_reset)
@@ -225,6 +228,7 @@ def _play(
     """Act for `length` env steps, or one episode; yields after every reset and every step."""
     rng, left, hold = np.random.default_rng(seed), 0, hold or Hold()
     step, over = 0, True
+    action: Any = None
     while step < (length or LONGEST_EPISODE):
         if over:
             if step and length is None:
@@ -234,7 +238,8 @@ def _play(
                 on_reset()
             left = 0
             yield
-        if not left or (isinstance(env, MaskedEnv) and not env.allows(obs, action)):
+        has_become_invalid = left and isinstance(env, MaskedEnv) and not env.allows(obs, action)
+        if not left or has_become_invalid:
             action, left = act(obs), int(hold.draw(rng, 1)[0])
         if np.shape(action) != env.action_space.shape:
             raise UsageError(

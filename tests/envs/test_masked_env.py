@@ -122,7 +122,7 @@ def test_a_mask_of_another_size_names_both_sizes() -> None:
     try:
         with pytest.raises(EnvFailure, match=r"action_mask has 4 numbers, but Discrete\(5\) has 5 choices"):
             make_env("masked/Wrong-v0").reset(seed=0)
-        with pytest.raises(UsageError, match="has 7 numbers, but the action space .* has 5 choices"):
+        with pytest.raises(UsageError, match=r"has 7 numbers, but the action space .* has 5 choices"):
             make_env("masked/WrongSpace-v0")
     finally:
         del gym.registry["masked/Wrong-v0"], gym.registry["masked/WrongSpace-v0"]

@@ -77,7 +77,13 @@ def test_no_invalid_action_is_taken_in_training_and_evaluation(kind: str) -> Non
 def test_a_masked_task_is_learned_without_an_invalid_action(algorithm: str) -> None:
     """The best valid choices are worth 16.6 of 20 on average; random valid ones 10. 100,000 steps."""
     Maze.invalid_actions = 0
-    options: dict[str, Any] = {"num_steps": 128, "minibatch_size": 128, "learning_rate": 1e-3, "num_envs": 8, "gamma": 0.5}
+    options: dict[str, Any] = {
+        "num_steps": 128,
+        "minibatch_size": 128,
+        "learning_rate": 1e-3,
+        "num_envs": 8,
+        "gamma": 0.5,
+    }
     if algorithm == "DQN":
         options = DQN | {"learning_rate": 1e-3, "num_envs": 8, "train_freq": 16, "gamma": 0.5, "iteration_steps": 5000}
     result = run({}, options, total=100_000)
