@@ -77,7 +77,7 @@ class LoadedPolicy:
         mask = own.get(ACTION_MASK) if mask is None else mask
         if mask is None:
             raise UsageError("the policy was trained on an env with action masks: give act(obs, action_mask=mask).")
-        if isinstance(mask, (tuple, list)):  # one array per column
+        if isinstance(mask, tuple):  # one array per column
             mask = np.concatenate([np.atleast_1d(column) for column in mask], -1)
         mask = np.asarray(mask)
         sizes = self.spec.action.sizes

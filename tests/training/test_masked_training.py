@@ -118,7 +118,7 @@ def test_a_loaded_policy_needs_the_mask() -> None:
     policy = load_policy(run({"kind": "multi_discrete", "way": "info"}, {}, total=128).run_dir)
     obs = np.array([1.0, 0.0, 0.0], np.float32)
     mask = np.array([0, 0, 1, 0, 1, 0, 0], bool)
-    for given in (mask, (mask[:3], mask[3:])):
+    for given in (mask, mask.tolist(), (mask[:3], mask[3:])):
         assert policy.act(obs, action_mask=given).tolist() == [2, 1]
     assert policy.act({"obs": obs, "action_mask": mask}, deterministic=False).tolist() == [2, 1]
     batch = policy.act(np.stack([obs] * 4), action_mask=np.stack([mask] * 4), deterministic=False)
