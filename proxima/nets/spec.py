@@ -151,7 +151,7 @@ class Spec:
 
         Given the `keys` that are needed, all others are ignored; so is a mask that the policy does not use.
         """
-        if keys is None and not self.has_masks:
+        if keys is None and other.has_masks and ACTION_MASK not in self.obs:
             keys = [key for key in {**self.obs, **other.obs} if key != ACTION_MASK]
         ours, theirs = self._what_matters(keys), other._what_matters(keys)
         for name in dict.fromkeys([*ours, *theirs]):
