@@ -22,11 +22,13 @@ class Piles(gym.Env):
         self.masked = masked
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        """Fill the piles."""
         super().reset(seed=seed)
         self.coins, self.taken = self.np_random.integers(2, 6, 4), 0
         return self._observe(), self._info()
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        """Take a coin from the pile `action`."""
         if not self.coins[action]:
             return self._observe(), 0.0, True, False, {"is_success": False}
         self.coins[action] -= 1
@@ -41,6 +43,7 @@ class Piles(gym.Env):
 
 
 def main() -> None:
+    """Train with and without masks, and act with the trained policy."""
     gym.register("Piles-v0", Piles)
     with tempfile.TemporaryDirectory() as folder:
         for masked in (False, True):

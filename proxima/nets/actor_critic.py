@@ -1,7 +1,6 @@
 """PPO's policy: actor and critic."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,10 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from proxima.algo import distributions
-from proxima.algo.distributions import BETA_NOISE, Categorical, Distribution, masked, valid_choices
+from proxima.algo.distributions import BETA_NOISE, Categorical, Distribution
 from proxima.config.sections import NormalizeOptions, PolicyOptions
 from proxima.errors import UsageError
 from proxima.nets.encoders import MLP, init_layer
+from proxima.nets.masked_linear import masked_linear
 from proxima.nets.policy import Acted, Policy
 from proxima.nets.spec import ActionSpec, Spec
 from proxima.nets.trunk import Encoders, Obs, Trunk
@@ -59,7 +59,7 @@ class ActionHead(nn.Module):
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Distribution:
         """The distribution of the raw action; `mask` `[B, sum(sizes)]` bool is false for choices of probability 0."""
-        out = self.linear(features).float()
+        out = masked_linear(self.linear, features, mask, self.action.sizes)
         if self._is_gaussian:
             gaussian = distributions.Gaussian if self.kind == "gaussian" else distributions.TanhGaussian
             return gaussian(*self._mean_and_log_std(out))
@@ -68,16 +68,8 @@ class ActionHead(nn.Module):
             return distributions.Beta(alpha, beta)
         if self.kind == "multi_binary":
             return distributions.Bernoulli(out)
-        parts = [Categorical(logits.log_softmax(-1)) for logits in self._choices(out, mask)]
+        parts = [Categorical(logits.log_softmax(-1)) for logits in out.split(self.action.sizes, -1)]
         return parts[0] if self.kind == "discrete" else distributions.MultiCategorical(parts)
-
-    def _choices(self, out: Tensor, mask: Tensor | None) -> Sequence[Tensor]:
-        """The logits of each column, `LOWEST` for invalid choices."""
-        columns = out.split(self.action.sizes, -1)
-        if mask is None:
-            return columns
-        valid = [valid_choices(column) for column in mask.split(self.action.sizes, -1)]
-        return [masked(logits, column) for logits, column in zip(columns, valid, strict=True)]
 
     def _mean_and_log_std(self, out: Tensor) -> tuple[Tensor, Tensor]:
         low, high = self.log_std_range

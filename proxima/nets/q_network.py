@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor, nn
 
-from proxima.algo.distributions import EpsilonGreedy, masked, valid_choices
+from proxima.algo.distributions import EpsilonGreedy, valid_choices
 from proxima.config.sections import NormalizeOptions, PolicyOptions
 from proxima.errors import UsageError
 from proxima.nets.encoders import init_layer
+from proxima.nets.masked_linear import masked_linear
 from proxima.nets.policy import Acted, Policy
 from proxima.nets.spec import Spec
 from proxima.nets.trunk import Obs, Trunk
@@ -25,8 +26,8 @@ class QHead(nn.Module):
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> EpsilonGreedy:
         """The distribution; its `q` is `[B, A]`, lowest where the `mask` `[B, A]` is false."""
-        valid = None if mask is None else valid_choices(mask)
-        return EpsilonGreedy(masked(self.linear(features).float(), valid), self.epsilon, valid)
+        q = masked_linear(self.linear, features, mask, (self.linear.out_features,))
+        return EpsilonGreedy(q, self.epsilon, None if mask is None else valid_choices(mask))
 
 
 class QNetwork(Policy):

@@ -29,10 +29,11 @@ def table(*, double_q: bool) -> tuple[DQNLearner, QNetwork]:
     obs = {"obs": ObsSpec((2,), "float32"), "action_mask": ObsSpec((3,), "uint8")}
     policy = QNetwork(Spec(obs, ActionSpec("discrete", (3,))), config.policy, config.normalize)
     policy.actor_trunk = State()  # type: ignore[assignment]
-    policy.action_head.linear = nn.Linear(2, 3, bias=False)
+    policy.action_head.linear = nn.Linear(2, 3)
     policy.action_head.linear.weight.data = TARGET.T.clone()
+    policy.action_head.linear.bias.data.zero_()
     learner = DQNLearner(policy, config, device=CPU, seed=0)  # the target network is a copy
-    learner.state.param.copy_(ONLINE.T.flatten())
+    learner.state.param[: ONLINE.numel()] = ONLINE.T.flatten()
     return learner, policy
 
 
