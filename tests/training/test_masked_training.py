@@ -5,14 +5,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from proxima import load_policy, train
 from proxima.config import load_config
+from proxima.envs.action_hold import Hold
 from proxima.envs.contract import Obs
 from proxima.envs.tensor_env import TensorVecEnv, World
 from proxima.errors import EnvFailure, UsageError
 from proxima.evaluate.episodes import evaluate
-from proxima.nets.policy import Policy
+from proxima.nets.policy import Policy, make_policy
+from proxima.nets.spec import Spec
 from proxima.runs import checkpoint
 from proxima.training.collector import Collector
 from proxima.training.trainer import Trainer, TrainResult
@@ -32,7 +35,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def run(env_kwargs: dict[str, Any], options: dict[str, Any], *, total: int = 512) -> TrainResult:
+def run(env_kwargs: dict[str, Any], options: dict[str, Any], *, total: int = 256) -> TrainResult:
     kwargs = {"truncates": True} | env_kwargs
     given: dict[str, Any] = SMALL | {"lr_schedule": "constant"} | options
     return train(env=ENV, env_kwargs=kwargs, total_timesteps=total, **given)
@@ -92,7 +95,7 @@ def test_a_masked_task_is_learned_without_an_invalid_action(algorithm: str) -> N
     assert done.returns.mean > 15.8
 
 
-@pytest.mark.parametrize("algorithm", ["PPO", "DQN"])
+@pytest.mark.parametrize("algorithm", ["PPO", pytest.param("DQN", marks=pytest.mark.slow)])
 def test_the_three_ways_in_train_the_same_policy(algorithm: str) -> None:
     options = DQN if algorithm == "DQN" else {}
     first, *others = [run({"way": way}, options, total=256) for way in ("observation", "method", "info")]
@@ -142,12 +145,10 @@ class Doors(TensorVecEnv):
 
     def __init__(self, *, broken: bool = False, **options: Any) -> None:
         super().__init__(**options)
-        import gymnasium as gym
-
         self.broken = broken
-        box = gym.spaces.Box(0, 1, (1,), np.float32)
-        self.observation_space = gym.spaces.Dict({"obs": box, "action_mask": gym.spaces.Box(0, 1, (3,), np.uint8)})
-        self.action_space = gym.spaces.Discrete(3)
+        box = spaces.Box(0, 1, (1,), np.float32)
+        self.observation_space = spaces.Dict({"obs": box, "action_mask": spaces.Box(0, 1, (3,), np.uint8)})
+        self.action_space = spaces.Discrete(3)
         self.wrong = 0
 
     def _first(self) -> World:
@@ -165,9 +166,6 @@ class Doors(TensorVecEnv):
 
 
 def collector(env: Doors) -> Collector:
-    from proxima.nets.policy import make_policy
-    from proxima.nets.spec import Spec
-
     config = load_config(None, {"env": "CartPole-v1", "hidden_sizes": [8]})
     policy: Policy = make_policy(Spec.from_spaces(env.observation_space, env.action_space), config)
     return Collector(env, policy, num_steps=10, device=CPU, env_seed=0, seed=0)
@@ -186,8 +184,6 @@ def test_a_mask_of_a_tensor_env_that_allows_nothing_is_reported_with_its_env_and
 
 
 def test_a_hold_ends_in_a_tensor_env_when_the_action_becomes_invalid() -> None:
-    from proxima.envs.action_hold import Hold
-
     env = Doors(num_envs=4)
     env.hold = Hold(3, 3, gamma=1.0)
     env.reset(0)
