@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "proxima"
 # What each room, or each file beside the rooms, may import of ours, besides itself: CONTRIBUTING.md says it in a line.
-FOUNDATION = {"errors", "algorithms", "text", "machine", "compiling", "cuda_graphs", "own_parts", "config"}
+FOUNDATION = {"errors", "algorithms", "text", "machine", "compiling", "cuda_graphs", "own_parts", "masks", "config"}
 ALLOWED = {
     "errors": set(),
     "text": set(),
@@ -18,6 +18,7 @@ ALLOWED = {
     "compiling": set(),
     "cuda_graphs": set(),
     "own_parts": {"errors"},
+    "masks": set(),
     "config": {"errors", "algorithms", "own_parts"},
     "data": FOUNDATION,
     "algo": FOUNDATION | {"data"},

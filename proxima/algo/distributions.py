@@ -19,6 +19,8 @@ _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 # 16-point Gauss-Hermite quadrature for expectations under a normal; the nodes are symmetric, so half are enough.
 _NODES, _WEIGHTS = (half[8:].tolist() for half in np.polynomial.hermite.hermgauss(16))
 
+# Of an invalid choice: its probability is exactly 0, and unlike with minus infinity, products with it are not NaN.
+LOWEST = -1e30
 # Noise per dimension of Beta: two gamma samples of six candidates with two numbers each.
 BETA_NOISE = 24
 
@@ -193,13 +195,19 @@ class Bernoulli:
 class EpsilonGreedy:
     """The choice with the highest Q; with probability epsilon, a uniformly random one."""
 
-    q: Tensor  # [B, A]
+    q: Tensor  # [B, A]; of invalid choices `LOWEST`
     epsilon: Tensor  # []
+    mask: Tensor | None = None  # [B, A] bool, the valid choices; None if all are
 
     def sample(self, noise: Tensor) -> Tensor:
         """`noise` `[B, 2]`: the first number decides whether to explore, the second is the random choice."""
         share, choices = torch.special.ndtr(noise).unbind(-1), self.q.shape[-1]
-        explored = (share[1] * choices).long().clamp(max=choices - 1)
+        if self.mask is None:
+            explored = (share[1] * choices).long().clamp(max=choices - 1)
+        else:
+            count = self.mask.sum(-1)
+            rank = torch.minimum((share[1] * count).long(), count - 1)
+            explored = (self.mask.cumsum(-1) <= rank[..., None]).sum(-1)  # the valid choice of this rank
         return torch.where(share[0] < self.epsilon, explored, self.mode())
 
     def mode(self) -> Tensor:
@@ -208,7 +216,10 @@ class EpsilonGreedy:
 
     def _probability(self) -> Tensor:
         choices = self.q.shape[-1]
-        return self.epsilon / choices + (1.0 - self.epsilon) * F.one_hot(self.mode(), choices)
+        random = self.epsilon / choices
+        if self.mask is not None:
+            random = self.mask * (self.epsilon / self.mask.sum(-1, keepdim=True))
+        return random + (1.0 - self.epsilon) * F.one_hot(self.mode(), choices)
 
     def log_prob(self, action: Tensor) -> Tensor:
         """Minus infinity for a choice of probability 0."""
@@ -217,6 +228,16 @@ class EpsilonGreedy:
     def entropy(self) -> Tensor:
         """Closed form."""
         return torch.special.entr(self._probability()).sum(-1)
+
+
+def masked(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Logits or values `[B, K]` with `LOWEST` where the mask is false; None leaves them unchanged."""
+    return x if mask is None else x.masked_fill(~mask, LOWEST)
+
+
+def valid_choices(mask: Tensor) -> Tensor:
+    """The mask `[B, K]`; all true in a row that allows nothing, as that of a final observation may."""
+    return mask | ~mask.any(-1, keepdim=True)
 
 
 def _gamma(shape: Tensor, noise: Tensor) -> Tensor:

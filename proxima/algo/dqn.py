@@ -16,6 +16,7 @@ from proxima.algo.learner import Learner, Weights
 from proxima.config import Config
 from proxima.data.known_values import KnownValues
 from proxima.data.replay import Replay, Transitions
+from proxima.masks import ACTION_MASK
 
 if TYPE_CHECKING:
     from proxima.nets.q_network import QNetwork
@@ -85,7 +86,9 @@ class DQNLearner(Learner):
 
     def _counts(self, replay: Replay, num_updates: int) -> Iterator[int]:
         """How many minibatches to gather at a time: powers of two, so that few sizes are compiled."""
-        row = sum(x[0, 0].nbytes * replay.frames[key] for key, x in replay.obs.items())
+        # Without masks: a mask that allows everything must not change the order of sums.
+        seen = {key: x for key, x in replay.obs.items() if key != ACTION_MASK}
+        row = sum(x[0, 0].nbytes * replay.frames[key] for key, x in seen.items())
         limit = _CPU_BYTES if self.device.type == "cpu" else _GPU_BYTES
         most = min(max(1, limit // (2 * row * self.algorithm.minibatch_size)), _MOST_MINIBATCHES)
         while num_updates > 0:

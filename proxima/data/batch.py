@@ -14,6 +14,7 @@ from torch import Generator, Tensor
 
 from proxima.data.frames import gather_stacks
 from proxima.data.rollout import Rollout
+from proxima.masks import ACTION_MASK
 
 Tensors = dict[str, Tensor]
 # Limits of one forward pass outside the update: elements of observations, and rows on a CPU, whose caches are small.
@@ -91,6 +92,8 @@ class Inputs(NamedTuple):
         """All sequences in order, divided into chunks for one forward pass each."""
         elements = 0  # of one step
         for key, x in self.obs.items():
+            if key == ACTION_MASK:
+                continue  # a mask that allows everything must not change the chunks
             elements += x[0].numel() * (self.stack_rows[key].shape[1] if key in self.stack_rows else 1)
         device = next(iter(self.obs.values())).device
         chunk = _CHUNK_ELEMENTS // (elements * layout.length)

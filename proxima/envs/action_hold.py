@@ -116,17 +116,20 @@ class HeldStep(NamedTuple):
     truncated: bool
     info: Mapping[str, Any]  # of the last step
     total: float  # undiscounted sum of rewards
-    duration: int  # env steps taken: fewer than requested if the episode ended
+    duration: int  # env steps taken: fewer than requested if the episode ended or the action became invalid
 
 
 def repeat(
-    step: Callable[[], tuple[Any, SupportsFloat, bool, bool, Mapping[str, Any]]], hold: int, gamma: float
+    step: Callable[[], tuple[Any, SupportsFloat, bool, bool, Mapping[str, Any]]],
+    hold: int,
+    gamma: float,
+    may_repeat: Callable[[Any], bool] = lambda obs: True,
 ) -> HeldStep:
-    """Call `step` `hold` times, or until the episode ends."""
+    """Call `step` `hold` times, or until the episode ends or `may_repeat` is False for the observation."""
     obs, first, terminated, truncated, info = step()
     reward = total = float(first)
     duration, weight = 1, 1.0
-    while duration < hold and not (terminated or truncated):
+    while duration < hold and not (terminated or truncated) and may_repeat(obs):
         obs, one, terminated, truncated, info = step()
         weight *= gamma
         reward += weight * float(one)

@@ -98,7 +98,12 @@ class VecEnv(ABC):
 
     num_envs: int
     observation_space: spaces.Dict
-    """Of one env: a flat Dict of Box; a plain Box observation is `{"obs": Box}`."""
+    """Of one env: a flat Dict of Box; a plain Box observation is `{"obs": Box}`.
+
+    With Discrete or MultiDiscrete actions, the key `action_mask` is reserved for their mask: uint8 `[sum(sizes)]`, the
+    choices of all columns one after another, 0 for those that are invalid now. At least one of each column is valid,
+    except in final observations.
+    """
     action_space: spaces.Space
     """Of one env: Box, Discrete, MultiDiscrete or MultiBinary."""
     device: device
@@ -129,7 +134,7 @@ class VecEnv(ABC):
 
     @abstractmethod
     def step(self, action: Tensor) -> Step:
-        """Apply one action per env, held for the env steps of `hold`; where an episode ends, the hold ends too.
+        """Apply one action per env, held for the env steps of `hold`, or until the episode ends or it becomes invalid.
 
         Box: float32 `[N, A]`, A the flattened size, in the env's own units, within the bounds; Discrete: int64 `[N]`
         counted from 0; MultiDiscrete and MultiBinary: int64 `[N, A]`, counted from 0.

@@ -6,16 +6,19 @@ one, are in `gymnasium/env_group.py`.
 
 import sys
 from abc import abstractmethod
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from gymnasium.spaces import Discrete, MultiDiscrete
 from torch import Tensor
 
 from proxima.envs.action_hold import Holder
 from proxima.envs.checks import check_count, check_seed
 from proxima.envs.contract import Episodes, Obs, Step, VecEnv
 from proxima.errors import UsageError
+from proxima.masks import ACTION_MASK
 
 NO_LIMIT = sys.maxsize // 2
 Array = Any
@@ -186,7 +189,7 @@ class EpisodicVecEnv(VecEnv):
         return terminated is None or not bool(terminated.any())
 
     def _hold_action(self, action: Tensor) -> tuple[Array, Array | None, Tensor]:
-        """Repeat the action; an env whose hold or episode is over waits for the others.
+        """Repeat the action; an env whose hold or episode is over, or where it became invalid, waits for the others.
 
         Returns:
             Reward `sum gamma^i r_i`, termination, and env steps taken.
@@ -202,6 +205,8 @@ class EpisodicVecEnv(VecEnv):
             moving = (self._deadline > self._clock) & (steps > taken)
             if terminated is not None:
                 moving &= ~terminated
+            if self._mask_columns is not None:
+                moving &= self._array(self._is_valid(action, self._mask_columns))
             if self._on_cpu and not bool(moving.any()):
                 break
             self._clock = self._clock + 1
@@ -219,6 +224,20 @@ class EpisodicVecEnv(VecEnv):
         self._deadline = self._deadline + waited
         self._find_next_deadline()
         return reward, terminated, self._tensor(duration)
+
+    @cached_property
+    def _mask_columns(self) -> Tensor | None:
+        """`[A]`, where the choices of each action column begin in the action mask; None without masks."""
+        space = self.action_space
+        if ACTION_MASK not in self.observation_space.spaces or not isinstance(space, (Discrete, MultiDiscrete)):
+            return None
+        sizes = torch.as_tensor(space.n if isinstance(space, Discrete) else space.nvec).reshape(-1)
+        return (sizes.cumsum(0) - sizes).to(self.device)
+
+    def _is_valid(self, action: Tensor, columns: Tensor) -> Tensor:
+        """`[N]` bool: the mask of the current observation allows the action."""
+        choice = action.to(self.device).view(self.num_envs, -1) + columns
+        return self._observe()[ACTION_MASK].gather(1, choice).bool().all(-1)
 
     def _restart(self, started: Array) -> None:
         # New arrays, because those of a returned step must not change.

@@ -14,6 +14,7 @@ from proxima.envs.action_hold import Hold
 from proxima.errors import UsageError
 from proxima.evaluate.limits import check_number
 from proxima.evaluate.restored import restore_policy
+from proxima.masks import ACTION_MASK
 from proxima.nets.policy import Policy
 from proxima.nets.spec import Spec
 
@@ -40,13 +41,18 @@ class LoadedPolicy:
         else:
             self._state[torch.as_tensor(np.asarray(ended, dtype=bool))] = 0.0
 
-    def act(self, obs: Any, *, deterministic: bool = True) -> NDArray:
+    def act(self, obs: Any, *, action_mask: Any = None, deterministic: bool = True) -> NDArray:
         """The action of the env's space for one observation, or actions `[B, ...]` for a batch.
 
         Observations are those of the env (an array, a dict, a tuple, the number of a Discrete space) or flat, as from
-        vector envs.
+        vector envs. A policy of an env with action masks needs the `action_mask` `[sum(sizes)]`, or `[B, sum(sizes)]`
+        for a batch, unless it is a key of the observation.
         """
         keys = self.policy.actor_keys
+        if self.spec.has_masks:
+            obs = self._with_mask(obs, action_mask)
+        elif action_mask is not None:
+            raise UsageError("action_mask is given, but the policy was trained on an env without masks: leave it out.")
         rows = {key: self.spec.obs[key].read(key, _find(obs, key, self.spec)) for key in keys}
         batched = {key for key, (_, is_batch) in rows.items() if is_batch}
         sizes = {key: len(array) for key, (array, _) in rows.items()}
@@ -64,6 +70,22 @@ class LoadedPolicy:
         self._state = acted.state
         in_env_form = self.spec.action.to_env(acted.env_action.numpy())
         return in_env_form if batched else in_env_form[0]
+
+    def _with_mask(self, obs: Any, mask: Any) -> dict[str, Any]:
+        """The observation as a mapping with a mask, which must allow something."""
+        own = dict(obs) if isinstance(obs, Mapping) else {"obs": obs}
+        mask = own.get(ACTION_MASK) if mask is None else mask
+        if mask is None:
+            raise UsageError("the policy was trained on an env with action masks: give act(obs, action_mask=mask).")
+        if isinstance(mask, tuple):  # one array per column
+            mask = np.concatenate([np.atleast_1d(column) for column in mask], -1)
+        mask = np.asarray(mask)
+        sizes = self.spec.action.sizes
+        if mask.ndim and mask.shape[-1] == sum(sizes):  # if not, its shape is reported later
+            columns = np.split(mask != 0, np.cumsum(sizes)[:-1], -1)
+            if not all(column.any(-1).all() for column in columns):
+                raise UsageError("action_mask allows no action: at least one must be valid.")
+        return own | {ACTION_MASK: mask}
 
 
 def _find(obs: Any, key: str, spec: Spec) -> Any:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from proxima.envs.action_hold import Hold
 from proxima.envs.gymnasium.env_errors import first_line
 from proxima.envs.gymnasium.env_group import Recipe
+from proxima.envs.gymnasium.masked_env import MaskedEnv, mask_source
 from proxima.envs.gymnasium.spaces import step_seconds
 from proxima.envs.own import OwnSpec, Wrapper
 from proxima.errors import UsageError
@@ -52,6 +53,7 @@ def record(
     hold: Hold | None = None,
     on_reset: Callable[[], None] | None = None,
     prepare: Callable[[Any], None] | None = None,
+    masks: bool = False,
 ) -> Path:
     """Record one env under a policy into an MP4, without a display.
 
@@ -69,6 +71,7 @@ def record(
         hold: For how many env steps each action is held, such as `LoadedPolicy.hold`.
         on_reset: Called where an episode begins; `LoadedPolicy.reset` for a recurrent policy.
         prepare: Called once with the env itself, without its wrappers.
+        masks: Give `act` observations with the key `action_mask`, as `LoadedPolicy.spec.has_masks` needs them.
 
     Raises:
         UsageError: the env cannot be rendered; one line says what is missing.
@@ -79,7 +82,8 @@ def record(
         >>> record(policy.act, "HalfCheetah-v5", path="cheetah.mp4", **options)  # doctest: +SKIP
     """
     _check(seed=seed, length=length)
-    with _opened(env_id, "rgb_array", env_kwargs, max_episode_steps, wrappers) as env, offscreen(mujoco=is_mujoco(env)):
+    options = (env_kwargs, max_episode_steps, wrappers, masks)
+    with _opened(env_id, "rgb_array", *options) as env, offscreen(mujoco=is_mujoco(env)):
         if prepare is not None:
             prepare(env.unwrapped)
         steps = _play(env, act, seed=seed, length=length, hold=hold, on_reset=on_reset)
@@ -99,6 +103,7 @@ def watch(
     hold: Hold | None = None,
     on_reset: Callable[[], None] | None = None,
     prepare: Callable[[Any], None] | None = None,
+    masks: bool = False,
 ) -> None:
     """Show one env under a policy in a window, in real time, until the end or until the window is closed.
 
@@ -109,7 +114,7 @@ def watch(
     """
     _check(seed=seed, length=length)
     require_display()
-    with _opened(env_id, "human", env_kwargs, max_episode_steps, wrappers) as env:
+    with _opened(env_id, "human", env_kwargs, max_episode_steps, wrappers, masks) as env:
         if prepare is not None:
             prepare(env.unwrapped)
         period, due = 1.0 / frame_rate(env), time.monotonic()
@@ -190,6 +195,7 @@ def _played(
     options: dict[str, Any] = {"env_kwargs": kwargs, "max_episode_steps": limit, "seed": seed, "length": length}
     options["wrappers"] = view_options(saved.config)["wrappers"]
     options |= {"hold": saved.hold, "on_reset": policy.reset, "prepare": saved.hand_networks}
+    options["masks"] = policy.spec.has_masks
     return act, env_id, options
 
 
@@ -220,6 +226,7 @@ def _opened(
     env_kwargs: Mapping[str, Any] | None,
     max_episode_steps: int | None,
     wrappers: Sequence[Wrapper],
+    masks: bool,
 ) -> Iterator[gym.Env]:
     """The env, built with this render mode and a camera that follows, and closed after the block."""
     refuse_window(env_kwargs or {})
@@ -243,6 +250,12 @@ def _opened(
                 "keyword render_mode that it passes on to the env."
             )
         follow(env, env_kwargs)
+        if masks:
+            # Whether a mask is in the info is tried on an env without a window.
+            source = mask_source(env, Recipe.of(env_id, env_kwargs=env_kwargs, wrappers=wrappers).build)
+            if not source:
+                raise UsageError(f"env {recipe.spec.id!r} has no action_mask, but the policy was trained with masks.")
+            env = MaskedEnv(env, source)
         yield env
     finally:
         with contextlib.suppress(Exception):  # a driver that fails to close does not cost a finished video
@@ -272,6 +285,7 @@ def _play(
     """Act for `length` env steps, or one episode; yields after every reset and every step."""
     rng, left, hold = np.random.default_rng(seed), 0, hold or Hold()
     step, over = 0, True
+    action: Any = None
     while step < (length or LONGEST_EPISODE):
         if over:
             if step and length is None:
@@ -281,7 +295,8 @@ def _play(
                 on_reset()
             left = 0
             yield
-        if not left:
+        has_become_invalid = left and isinstance(env, MaskedEnv) and not env.allows(obs, action)
+        if not left or has_become_invalid:
             action, left = act(obs), int(hold.draw(rng, 1)[0])
         if np.shape(action) != env.action_space.shape:
             raise UsageError(

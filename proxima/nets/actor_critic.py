@@ -12,6 +12,7 @@ from proxima.algo.distributions import BETA_NOISE, Categorical, Distribution
 from proxima.config.sections import NormalizeOptions, PolicyOptions
 from proxima.errors import UsageError
 from proxima.nets.encoders import MLP, init_layer
+from proxima.nets.masked_linear import masked_linear
 from proxima.nets.policy import Acted, Policy
 from proxima.nets.spec import ActionSpec, Spec
 from proxima.nets.trunk import Encoders, Obs, Trunk
@@ -56,9 +57,9 @@ class ActionHead(nn.Module):
     def _is_gaussian(self) -> bool:
         return self.kind in ("gaussian", "tanh_gaussian")
 
-    def forward(self, features: Tensor) -> Distribution:
-        """The distribution of the raw action."""
-        out = self.linear(features).float()
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Distribution:
+        """The distribution of the raw action; `mask` `[B, sum(sizes)]` bool is false for choices of probability 0."""
+        out = masked_linear(self.linear, features, mask, self.action.sizes)
         if self._is_gaussian:
             gaussian = distributions.Gaussian if self.kind == "gaussian" else distributions.TanhGaussian
             return gaussian(*self._mean_and_log_std(out))
@@ -108,7 +109,7 @@ class ActorCritic(Policy):
         super().__init__(spec, options, normalize)
         encoders, seen, images = self.encoder_options, self.obs_specs, self.image_keys
         acted_on = {key: o for key, o in seen.items() if encoders[key].use == "all"}
-        self.actor_keys = list(acted_on)
+        self.actor_keys = self.with_mask(acted_on)
         recurrent = options.rnn != "none"
         joined = recurrent or any(key in images for key in acted_on)
         shared = options.share_trunk == "on" or (options.share_trunk == "auto" and joined)
@@ -142,7 +143,8 @@ class ActorCritic(Policy):
         actor_state, critic_state = self._split(state)
         features = self.actor_trunk(obs, actor_state, start)
         critic_features = features if self.shared else self.critic_trunk(obs, critic_state, start)
-        return self.action_head(self.action_mlp(features)), self._value(critic_features, obs)
+        distribution = self.action_head(self.action_mlp(features), self.action_mask(obs))
+        return distribution, self._value(critic_features, obs)
 
     def value(self, obs: Obs, state: Tensor | None = None, start: Tensor | None = None) -> Tensor:
         """Value `[B]` of normalised observations, without the actor."""
@@ -156,7 +158,7 @@ class ActorCritic(Policy):
         obs = self.normalizer(obs)
         actor_state, critic_state = self._split(state)
         features, after = self.actor_trunk.step(obs, actor_state)
-        distribution = self.action_head(self.action_mlp(features))
+        distribution = self.action_head(self.action_mlp(features), self.action_mask(obs))
         action = distribution.mode() if noise is None else distribution.sample(noise)
         critic_features = features
         has_critic_state = critic_state is not None and bool(critic_state.shape[-1])

@@ -5,6 +5,7 @@ distillation one of `ActorCritic`. docs/own-networks.md has an example.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from proxima.compiling import float32_by_default
 from proxima.config import Config
 from proxima.config.sections import NormalizeOptions, PolicyOptions
 from proxima.errors import UsageError
+from proxima.masks import ACTION_MASK
 from proxima.nets.encoders import is_image
 from proxima.nets.own import build, check_outputs, find_class, policy_trial
 from proxima.nets.spec import Spec
@@ -61,15 +63,16 @@ class Policy(nn.Module, ABC):
     """Whether `act` can return values at little extra cost, because actor and critic share the convolutions."""
 
     def __init__(self, spec: Spec, options: PolicyOptions, normalize: NormalizeOptions):
-        """Build the normaliser of all keys that are used, images excepted."""
+        """Build the normaliser of all keys that are used, images and masks excepted."""
         super().__init__()
         self.spec = spec
         self.register_buffer("return_scale", torch.ones(()))
-        self.encoder_options = encoder_options(options.encoders, spec.obs)
+        self.encoder_options = encoder_options(options.encoders, spec)
         self.obs_specs = {key: o for key, o in spec.obs.items() if self.encoder_options[key].use != "none"}
-        self.keys = self.actor_keys = list(self.obs_specs)
+        self.keys = self.actor_keys = self.with_mask(self.obs_specs)
         self.image_keys = frozenset(key for key, o in self.obs_specs.items() if is_image(o.shape))
-        shapes = {key: o.shape for key, o in self.obs_specs.items() if key not in self.image_keys}
+        left_alone = self.image_keys | {ACTION_MASK} if spec.has_masks else self.image_keys
+        shapes = {key: o.shape for key, o in self.obs_specs.items() if key not in left_alone}
         self.normalizer = ObsNormalizer(shapes if normalize.normalize_obs else {}, clip=normalize.clip_obs)
 
     @abstractmethod
@@ -105,6 +108,14 @@ class Policy(nn.Module, ABC):
     @abstractmethod
     def to_env(self, action: Tensor) -> Tensor:
         """Raw actions in the env's units and within its bounds."""
+
+    def with_mask(self, keys: Iterable[str]) -> list[str]:
+        """The keys, and that of the action mask if the env has one."""
+        return list(dict.fromkeys([*keys, *([ACTION_MASK] if self.spec.has_masks else [])]))
+
+    def action_mask(self, obs: Obs) -> Tensor | None:
+        """`[B, sum(sizes)]` bool, the choices that are valid; None if the env has no masks."""
+        return obs[ACTION_MASK].bool() if self.spec.has_masks else None
 
     def metrics(self) -> dict[str, float]:
         """Numbers about the policy for the metrics of an iteration."""

@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor, nn
 
-from proxima.algo.distributions import EpsilonGreedy
+from proxima.algo.distributions import EpsilonGreedy, valid_choices
 from proxima.config.sections import NormalizeOptions, PolicyOptions
 from proxima.errors import UsageError
 from proxima.nets.encoders import init_layer
+from proxima.nets.masked_linear import masked_linear
 from proxima.nets.policy import Acted, Policy
 from proxima.nets.spec import Spec
 from proxima.nets.trunk import Obs, Trunk
@@ -23,9 +24,10 @@ class QHead(nn.Module):
         self.linear = nn.Linear(features, choices)
         init_layer(self.linear, gain=0.01, orthogonal=orthogonal)  # Q is near 0 at first
 
-    def forward(self, features: Tensor) -> EpsilonGreedy:
-        """The distribution; its `q` is `[B, A]`."""
-        return EpsilonGreedy(self.linear(features).float(), self.epsilon)
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> EpsilonGreedy:
+        """The distribution; its `q` is `[B, A]`, lowest where the `mask` `[B, A]` is false."""
+        q = masked_linear(self.linear, features, mask, (self.linear.out_features,))
+        return EpsilonGreedy(q, self.epsilon, None if mask is None else valid_choices(mask))
 
 
 class QNetwork(Policy):
@@ -64,7 +66,7 @@ class QNetwork(Policy):
         self, obs: Obs, state: Tensor | None = None, start: Tensor | None = None
     ) -> tuple[EpsilonGreedy, Tensor]:
         """The distribution, with Q `[B, A]`, and the highest Q `[B]` of normalised observations."""
-        distribution = self.action_head(self.actor_trunk(obs))
+        distribution = self.action_head(self.actor_trunk(obs), self.action_mask(obs))
         return distribution, distribution.q.amax(-1)
 
     def value(self, obs: Obs, state: Tensor | None = None, start: Tensor | None = None) -> Tensor:

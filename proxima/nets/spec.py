@@ -10,6 +10,7 @@ from gymnasium import spaces
 from numpy.typing import ArrayLike
 
 from proxima.errors import UsageError
+from proxima.masks import ACTION_MASK
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,18 @@ class Spec:
     obs: dict[str, ObsSpec]
     action: ActionSpec
 
+    @property
+    def has_masks(self) -> bool:
+        """Whether the observation has an action mask: the key `action_mask`, with Discrete or MultiDiscrete actions."""
+        return ACTION_MASK in self.obs and self.action.kind in ("discrete", "multi_discrete")
+
+    def _wrong_mask(self) -> str:
+        """How the mask does not fit the actions; empty if it does."""
+        if not self.has_masks or self.obs[ACTION_MASK].shape == (sum(self.action.sizes),):
+            return ""
+        shape, choices = self.obs[ACTION_MASK].shape, sum(self.action.sizes)
+        return f"the observation {ACTION_MASK!r} has shape {shape}, but the actions have {choices} choices"
+
     def to_dict(self) -> dict[str, Any]:
         """As dictionaries, lists and numbers, for YAML."""
         return {"obs": {key: _plain(o) for key, o in self.obs.items()}, "action": _plain(self.action)}
@@ -136,8 +149,10 @@ class Spec:
     def check_fit(self, other: "Spec", env_id: str, *, keys: Sequence[str] | None = None) -> None:
         """Raise a UsageError if an env's spaces differ from those that a policy of this spec was trained on.
 
-        Given the `keys` that are needed, all others are ignored.
+        Given the `keys` that are needed, all others are ignored; so is a mask that the policy does not use.
         """
+        if keys is None and other.has_masks and ACTION_MASK not in self.obs:
+            keys = [key for key in {**self.obs, **other.obs} if key != ACTION_MASK]
         ours, theirs = self._what_matters(keys), other._what_matters(keys)
         for name in dict.fromkeys([*ours, *theirs]):
             one, two = ours.get(name, "missing"), theirs.get(name, "missing")
@@ -164,12 +179,18 @@ class Spec:
         for one in obs.values():
             one.check()
         action.check()
-        return cls(obs, action)
+        spec = cls(obs, action)
+        _require(not spec._wrong_mask(), spec._wrong_mask())
+        return spec
 
     @classmethod
     def from_spaces(cls, observation_space: spaces.Dict, action_space: spaces.Space) -> "Spec":
         """The spec of a vector env's single-env spaces."""
-        return cls({key: _obs_spec(box) for key, box in observation_space.spaces.items()}, _action_spec(action_space))
+        obs = {key: _obs_spec(box) for key, box in observation_space.spaces.items()}
+        spec = cls(obs, _action_spec(action_space))
+        if wrong := spec._wrong_mask():
+            raise UsageError(f"{wrong}: the key is reserved for their mask, rename it if it is something else.")
+        return spec
 
 
 def _require(holds: bool, otherwise: str) -> None:

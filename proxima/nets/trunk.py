@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from proxima.config.options import Option, nearest, option, options_of
 from proxima.config.sections import PolicyOptions
 from proxima.errors import UsageError
+from proxima.masks import ACTION_MASK
 from proxima.nets.encoders import CNN, MLP, ConvLayer, OwnEncoder, image_axes, is_image, nature_layers
 from proxima.nets.rnn import RNN
-from proxima.nets.spec import ObsSpec
+from proxima.nets.spec import ObsSpec, Spec
 
 Obs = dict[str, Tensor]
 
@@ -50,9 +51,12 @@ _FOR_IMAGES = ("kernels", "strides", "channels", "pool", "activation", "features
 _FIELDS: dict[str, Option] = {opt.name: opt for opt in options_of("encoders", EncoderOptions)}
 
 
-def encoder_options(encoders: Mapping[str, Any], obs: Mapping[str, ObsSpec]) -> dict[str, EncoderOptions]:
-    """The encoder of every observation key, from the option `encoders`."""
+def encoder_options(encoders: Mapping[str, Any], spec: Spec) -> dict[str, EncoderOptions]:
+    """The encoder of every observation key, from the option `encoders`; a mask is not an input unless it says so."""
+    obs = spec.obs
     found = {key: EncoderOptions() for key in obs}
+    if spec.has_masks:
+        found[ACTION_MASK].use = "none"
     for key, given in encoders.items():
         where = f"encoders: {key}"
         if key not in found and given == {"use": "none"}:

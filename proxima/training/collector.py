@@ -17,7 +17,8 @@ from proxima.envs.action_hold import Hold
 from proxima.envs.contract import ExactState, Step, VecEnv
 from proxima.envs.episodes import EpisodicVecEnv
 from proxima.envs.gymnasium.snapshot import NotPlain
-from proxima.errors import NonFiniteError, UsageError
+from proxima.errors import EnvFailure, NonFiniteError, ProximaError, UsageError
+from proxima.masks import ACTION_MASK
 from proxima.nets.policy import Policy
 from proxima.training.actor import Actor, Record, Rows, compile_actor
 from proxima.training.endings import EndingBuffer, Endings
@@ -242,9 +243,12 @@ class Collector:
 
     def _check_finite(self, steps: int) -> None:
         """Check the first `steps` steps as stored: a number too large for float32 counts as infinite."""
-        reward = self.rollout.reward[:steps]
-        if _are_finite([reward, *(x[: steps + 1] for x in self.rollout.obs.values())]):
+        reward, stuck = self.rollout.reward[:steps], self._stuck(steps)
+        if _are_finite([reward, stuck, *(x[: steps + 1] for x in self.rollout.obs.values())]):
             return
+        for t, env in _non_finite(stuck)[:1].tolist():
+            what, advice = f"an {ACTION_MASK} that allows no action", "at least one must be valid until an episode ends"
+            self._raise(t - 1, env, what, advice, EnvFailure)
         bad = [(int(t), int(env), f"a reward of {float(reward[t, env])}") for t, env in _non_finite(reward)[:1]]
         for key, x in self.rollout.obs.items():
             seen = x[: steps + 1]
@@ -252,6 +256,14 @@ class Collector:
                 bad.append((t - 1, env, f"an observation {key!r} with {float(seen[(t, env, *place)])}"))
         if bad:
             self._raise(*min(bad))
+
+    def _stuck(self, steps: int) -> Tensor:
+        """`[steps + 1, N]`, infinite where the mask allows no choice in one of the action's columns."""
+        spec = self._actor.policy.spec
+        if not spec.has_masks:
+            return self.rollout.reward[:0]
+        columns = self.rollout.obs[ACTION_MASK][: steps + 1].split(spec.action.sizes, -1)
+        return torch.stack([column.amax(-1) for column in columns]).amin(0).float().reciprocal()
 
     def _check_obs(self, times: Tensor, envs: Tensor, obs: dict[str, Tensor]) -> None:
         if _are_finite(list(obs.values())):
@@ -261,16 +273,20 @@ class Collector:
                 what = f"an observation {key!r} with {float(x[(row, *place)])}"
                 self._raise(int(times[row]), int(envs[row]), what)
 
-    def _raise(self, t: int, env: int, what: str) -> None:
+    def _raise(
+        self,
+        t: int,
+        env: int,
+        what: str,
+        advice: str = "check the env, or scale its output",
+        kind: type[ProximaError] = NonFiniteError,
+    ) -> None:
         duration, taken = self.rollout.duration, (t + 1) * self.env.num_envs
         if duration is None:
             where = f"step {self.global_step // self.env.num_envs + t + 1}"
         else:
             where, taken = f"policy step {self.policy_steps // self.env.num_envs + t + 1}", int(duration[: t + 1].sum())
-        raise NonFiniteError(
-            f"env {env} gave {what} at global step {self.global_step + taken} ({where} of that env): check the env, or "
-            "scale its output."
-        )
+        raise kind(f"env {env} gave {what} at global step {self.global_step + taken} ({where} of that env): {advice}.")
 
     # What the trainer asks ------------------------------------------------------------------------------------------
 
@@ -318,9 +334,10 @@ class Collector:
         return getattr(self.env, "num_threads", None)
 
     def text(self) -> str:
-        """The envs and the hold, in words."""
+        """The envs, masks and the hold, in words."""
         held = self.hold_schedule.text() if self.hold_schedule else ""
-        return f"{self.env.num_envs} envs ({type(self.env).__name__}), {held}"
+        masked = "invalid actions masked, " if self._actor.policy.spec.has_masks else ""
+        return f"{self.env.num_envs} envs ({type(self.env).__name__}), {masked}{held}"
 
     def close(self) -> None:
         """Close the envs; may be called twice."""

@@ -114,6 +114,7 @@ class Examiner:
             hold=hold,
             on_reset=policy.reset,
             prepare=self._hand_networks,
+            masks=policy.spec.has_masks,
         )
 
     def _hand_networks(self, env: Any) -> None:

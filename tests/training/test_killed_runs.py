@@ -12,6 +12,7 @@ from proxima import train
 from proxima.envs.games.mario.rom import find_rom
 from proxima.runs import checkpoint
 from tests import probes
+from tests.masked_envs import ENV
 from tests.training.runs import SMALL, assert_same_end, flags, metrics, start, wait_for_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -28,6 +29,7 @@ DQN = {
 }
 CATCH = {"env": "proxima/PixelCatch-v0", "env_kwargs": "{image_size: 16, drops: 1}", "cnn_features": 8}
 GAME = {"env_kwargs": "{image_size: 24}", "cnn_features": 8, "num_steps": 8, "minibatch_size": 16}
+MASKED = {"env": ENV, "env_kwargs": "{kind: multi_discrete, truncates: true}"}
 CASES: dict[str, dict[str, Any]] = {
     "batch": {"env": "Hopper-v5"},
     "batch, contact forces": {"env": "Ant-v5"},
@@ -65,6 +67,8 @@ CASES: dict[str, dict[str, Any]] = {
     "rnn, async": {"env": "Hopper-v5", **RECURRENT, "vec_env_mode": "async", "share_trunk": "off"},
     "rnn, compiled": {"env": "Hopper-v5", **RECURRENT, "bptt_length": 2, "num_steps": 32, "compile": "on"},
     "rnn, held": {"env": "Hopper-v5", **RECURRENT, "action_hold_seconds": 0.03},
+    "masked, rnn, held": {**MASKED, **RECURRENT, "action_hold_random": "0.1 0.3", "total_timesteps": 128 * 40},
+    "masked, dqn": {"env": ENV, "env_kwargs": "{way: method, truncates: true}", **DQN, "vec_env_mode": "async"},
     "quadruped": {"env": "proxima/Quadruped-v0", "env_kwargs": "{ground: {levels: 2, columns: 2}}", **RECURRENT},
     "muscles": {  # two learners, and a network that is part of the envs
         "env_file": "base_lonly",

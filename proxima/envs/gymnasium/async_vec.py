@@ -99,8 +99,13 @@ class WorkerPool:
                 worker = Worker(index, *rows, timeout=timeout)
                 worker.launch(order, self._memory_fd)
                 self.workers.append(worker)
+            layouts: list[Layout] = []
             for worker in self.workers:
-                self.layout: Layout = self._answer(worker)
+                layouts.append(self._answer(worker))
+            self.layout = layouts[0]
+            if {layout.masks for layout in layouts} != {self.layout.masks}:
+                raise EnvFailure(f"only some of the envs {env_id!r} have an action_mask at their first reset")
+            self._order = {**order, "masks": self.layout.masks}  # for workers that replace dead ones
         except BaseException as error:
             self._finalizer()
             if isinstance(error, OSError):

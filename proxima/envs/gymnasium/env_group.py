@@ -21,10 +21,11 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from proxima.envs.action_hold import repeat
-from proxima.envs.catalog import find_spec, is_mujoco
+from proxima.envs.catalog import find_spec, is_emulator, is_mujoco
 from proxima.envs.checks import check_count
 from proxima.envs.gymnasium.env_errors import asks_to_stop, close_env, first_line, one_line
 from proxima.envs.gymnasium.exactness_trial import why_inexact
+from proxima.envs.gymnasium.masked_env import MaskedEnv, Source, mask_source
 from proxima.envs.gymnasium.plain import Plain
 from proxima.envs.gymnasium.snapshot import NotPlain, TrackedEnv
 from proxima.envs.gymnasium.spaces import Buffers, Layout, layout_of
@@ -181,23 +182,33 @@ class EnvGroup:
         max_failures: int,
         log_info: tuple[str, ...] = (),
         label: str = "",
+        masks: Source | None = None,
     ) -> None:
+        """`masks`: where the envs have their action masks, if that is known."""
         self.failures: list[str] = []
         """Messages about envs that raised, until the owner logs and clears them."""
         self.restarts = 0
         """Number of envs that have been replaced."""
         self._recipe, self._start, self._max_failures, self._label = recipe, start, max_failures, label
-        self._base_seed = 0
+        self._base_seed, self._masks = 0, masks
         self._envs: list[TrackedEnv] = []
         try:
             for _ in range(start, stop):
-                self._envs.append(TrackedEnv(recipe.build()))
-            self.layout: Layout = layout_of(self._envs[0].env, recipe.leave_out, log_info)
+                self._envs.append(TrackedEnv(self._build()))
+            layout = layout_of(self._envs[0].env, recipe.leave_out, log_info)
+            self.layout: Layout = replace(layout, masks=self._masks or "")
         except BaseException as error:
             self.close()
             if asks_to_stop(error) or isinstance(error, UsageError):
                 raise
             raise usage_error(recipe.spec, error) from error
+
+    def _build(self) -> gym.Env:
+        env = self._recipe.build()
+        if self._masks is None:
+            # Emulators have no masks, and most of them run once per process.
+            self._masks = mask_source(env, None if is_emulator(self._recipe.spec) else self._recipe.build)
+        return MaskedEnv(env, self._masks) if self._masks else env
 
     def allocate(self, size: int) -> Any:
         """Memory for the buffers of this process alone."""
@@ -229,7 +240,7 @@ class EnvGroup:
         holds = zip(buffers.hold.tolist(), buffers.gamma.tolist(), strict=True)
         for row, (hold, gamma) in enumerate(holds):
             try:
-                done = repeat(partial(self._step_env, row), hold, gamma)
+                done = repeat(partial(self._step_env, row), hold, gamma, partial(self._may_repeat, row))
                 ended = done.terminated or done.truncated
                 write(done.obs, buffers.final_obs if ended else arrays, row)
                 buffers.reward[row], buffers.total[row], buffers.duration[row] = done.reward, done.total, done.duration
@@ -262,6 +273,11 @@ class EnvGroup:
             if np.isfinite(number):
                 total[column] += number
                 count[column] += 1
+
+    def _may_repeat(self, row: int, obs: Any) -> bool:
+        """Whether the held action is still valid."""
+        env = self._envs[row].env
+        return not isinstance(env, MaskedEnv) or env.allows(obs, self._action(row))
 
     def _reset_env(self, row: int, bank: int, seed: int | None) -> None:
         try:
@@ -303,7 +319,7 @@ class EnvGroup:
 
     def why_inexact(self) -> str | None:
         """Why an env with a restored state would not continue exactly; None if a test showed that it does."""
-        return why_inexact(self._recipe.build)
+        return why_inexact(self._build)
 
     def close(self) -> None:
         """Close every env; what they raise is ignored."""
@@ -331,7 +347,7 @@ class EnvGroup:
             buffers.restarts[row] += 1
             try:
                 close_env(self._envs[row].env)
-                self._envs[row] = TrackedEnv(self._recipe.build())
+                self._envs[row] = TrackedEnv(self._build())
                 seed = restart_seed(self._base_seed, index, int(buffers.restarts[row]))
                 self.layout.observation.write(self._envs[row].reset(seed), buffers.obs[bank], row)
                 return

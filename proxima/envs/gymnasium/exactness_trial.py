@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 
 from proxima.envs.gymnasium.env_errors import asks_to_stop, close_env, one_line
+from proxima.envs.gymnasium.masked_env import MaskedEnv
 from proxima.envs.gymnasium.snapshot import TrackedEnv
 
 TRIAL_SECONDS = 20.0
@@ -65,8 +66,7 @@ def why_inexact(build: Callable[[], gym.Env]) -> str | None:
 
 
 def _compare(one: _TimedEnv, two: _TimedEnv) -> str | None:
-    actions = one.env.action_space
-    actions.seed(0)
+    one.env.action_space.seed(0)
     start = time.monotonic()
     one.reset(11)
     now = time.monotonic()
@@ -78,7 +78,7 @@ def _compare(one: _TimedEnv, two: _TimedEnv) -> str | None:
         return "its Box2D world is kept from one episode to the next, so a replay differs in the last bits"
     two.restore(one.capture())
     for step in range(1, 3 * _STEPS):
-        action = actions.sample()
+        action = _random_action(one)
         try:
             ours, theirs = one.step(action), two.step(action)
             if not _same(ours[:4], theirs[:4]):
@@ -110,8 +110,12 @@ def _warm_up(env: _TimedEnv, *, until: float) -> None:
 
 def _ends(env: _TimedEnv) -> bool:
     """Take a random step; whether the episode ended in it."""
-    _, _, terminated, truncated, _ = env.step(env.env.action_space.sample())
+    _, _, terminated, truncated, _ = env.step(_random_action(env))
     return terminated or truncated
+
+
+def _random_action(env: TrackedEnv) -> Any:
+    return env.env.sample() if isinstance(env.env, MaskedEnv) else env.env.action_space.sample()
 
 
 def _worlds(env: TrackedEnv) -> list[Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from proxima.envs.gymnasium.masked_env import Source
 from proxima.envs.own import find_time_limit
 from proxima.errors import UsageError
 
@@ -156,6 +157,8 @@ class Layout:
     """Keys of `info` whose values are summed over all steps."""
     time_limit: int | None = None
     """Env steps of the longest episode, if there is a limit."""
+    masks: Source = ""
+    """Where the env has its action mask, which is one of the observation keys here."""
 
 
 # Names of the statistics of episodes that every env has.
