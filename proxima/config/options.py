@@ -117,6 +117,10 @@ class Option:
 
 def _named_parts(value: Any, where: str) -> list[str | dict[str, Any]]:
     """A list of parts as names, or as mappings `{name: keywords}`, which may also be given as `(part, keywords)`."""
+    if isinstance(value, str):
+        value = (
+            parse_yaml(value, source=where) if value.lstrip()[:1] in ("[", "{") else value.replace(" ", "").split(",")
+        )
     if value is None:
         return []
     is_many = isinstance(value, list) or (isinstance(value, tuple) and not _is_pair(value))

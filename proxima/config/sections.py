@@ -321,7 +321,7 @@ class TrackOptions:
     """Show a progress bar; without a terminal, print a line from time to time."""
     wandb: str | None = bookkeeping(None)
     """Also log to this project of Weights & Biases; with WANDB_MODE=offline to a folder in the run's."""
-    loggers: list[str] = bookkeeping([], aliases=["logger"], part=True)
+    loggers: list[Any] = bookkeeping([], aliases=["logger"], part=True)
     """Loggers of your own, module:Class with `write(step, metrics)` and `close()`; in Python also as objects."""
     log_info: list[str] = bookkeeping([])
     """Keys of the env's `info` whose numbers become the metrics info_KEY and episode_KEY."""

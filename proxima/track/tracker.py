@@ -90,9 +90,9 @@ def check_writers(options: TrackOptions) -> None:
     """Raise a UsageError if Weights & Biases or a logger cannot be imported, before anything is written."""
     if options.wandb is not None:
         import_wandb()
-    for name in options.loggers:
+    for named in options.loggers:
         try:
-            find_part(name, what="logger")
+            find_part(named if isinstance(named, str) else next(iter(named)), what="logger")
         except UsageError as error:
             raise UsageError(f"{str(error).removesuffix('.')}; without it: --loggers [].") from None
 

@@ -4,7 +4,7 @@ import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
@@ -49,6 +49,7 @@ class Broken(Memory):
 class Picky(Memory):
     def __init__(self, key: str) -> None:
         super().__init__()
+        self.key = key
 
 
 def test_objects_get_every_iteration_and_are_closed() -> None:
@@ -56,7 +57,7 @@ def test_objects_get_every_iteration_and_are_closed() -> None:
     result = train(**OPTIONS, loggers=[one, two])
     assert one.steps == two.steps == [128, 256] and one.closed == two.closed == 1
     names = result.config.track.loggers
-    assert [find_part(name) for name in names] == [one, two] and names[0].endswith("test_own_logger:Memory")
+    assert [find_part(name) for name in names] == [one, two] and names[0].endswith("test_own_logger:Memory()")
 
 
 def test_one_object_needs_no_list() -> None:
@@ -105,5 +106,12 @@ def test_what_is_no_logger_is_one_line(tmp_path: Path, name: str, message: str) 
 def test_names_come_from_flags_and_files(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("track: {loggers: [a:B, c:D]}\n")
     assert load_config(tmp_path / "mine.yaml").track.loggers == ["a:B", "c:D"]
-    found: Any = load_config(None, {"logger": "a:B,c:D"}).track.loggers
-    assert found == ["a:B", "c:D"]
+    for text in ("a:B,c:D", "[a:B, c:D]"):
+        assert load_config(None, {"logger": text}).track.loggers == ["a:B", "c:D"]
+    assert load_config(None, {"logger": "[]"}).track.loggers == []
+
+
+def test_keywords_are_passed_on() -> None:
+    train(**OPTIONS, logger=f"{{{__name__}:Picky: {{key: abc}}}}")
+    made = Picky.made[-1]
+    assert isinstance(made, Picky) and made.key == "abc" and made.steps == [128, 256]
