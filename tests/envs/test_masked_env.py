@@ -10,6 +10,7 @@ from gymnasium import spaces
 
 from proxima.envs.action_hold import Hold
 from proxima.envs.contract import VecEnv
+from proxima.envs.gymnasium.snapshot import NotPlain
 from proxima.envs.make import make_env
 from proxima.errors import EnvFailure, UsageError
 from tests.masked_envs import LENGTH, Maze
@@ -148,3 +149,14 @@ def test_the_state_of_a_masked_env_is_exact() -> None:
         Maze.invalid_actions = 0
         assert make(way=way).why_inexact() is None  # type: ignore[attr-defined]
         assert Maze.invalid_actions == 0  # the trial took valid actions, too
+
+
+def test_a_state_from_before_masks_is_refused_and_the_env_stays_usable() -> None:
+    saved = make(way="none", num_envs=1)
+    saved.reset(seed=0)
+    state = saved.get_state()  # type: ignore[attr-defined]
+    env = make(way="info", num_envs=1)
+    env.reset(seed=0)
+    with pytest.raises(NotPlain, match="the state is of"):
+        env.set_state(state)  # type: ignore[attr-defined]
+    assert bool(env.reset(seed=1)["action_mask"].any()) and env.counters()["worker_restarts"] == 0

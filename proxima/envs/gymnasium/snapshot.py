@@ -92,6 +92,8 @@ class TrackedEnv:
     def restore(self, state: Plain) -> None:
         """Restore a state of `capture`; the env must have been built from the same recipe."""
         if not self.replays:
+            if len(state["layers"]) != len(self._read):  # before anything is changed
+                raise NotPlain(f"the state is of {len(state['layers'])} wrappers and env, not of {len(self._read)}")
             for layer, saved in zip(self._read, state["layers"], strict=True):
                 _restore_layer(layer, saved)
             if self._own:
