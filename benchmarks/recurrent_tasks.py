@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from returns import ROOT, train
 
 from proxima import load_policy
-from proxima.evaluate.episodes import evaluate
+from proxima.evaluation.episodes import evaluate
 
 RECORDS = ROOT / "benchmarks" / "recurrent_tasks"
 CLASSIC = {"preset": "none", "num-envs": 16, "learning-rate": 1e-3, "entropy-coef": 0, "gamma": 0.99}

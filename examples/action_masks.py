@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 
 from proxima import load_policy, train
-from proxima.evaluate.episodes import evaluate
+from proxima.evaluation.episodes import evaluate
 
 VALUES = np.array([1.0, 2.0, 3.0, 4.0])
 

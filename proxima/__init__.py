@@ -6,9 +6,9 @@ if TYPE_CHECKING:
 
     from proxima.config import Config, load_config
     from proxima.envs.make import make_env
-    from proxima.evaluate.episodes import evaluate
-    from proxima.evaluate.policy import load_policy
-    from proxima.evaluate.video import record_checkpoint as record
+    from proxima.evaluation.episodes import evaluate
+    from proxima.evaluation.policy import load_policy
+    from proxima.evaluation.video import record_checkpoint as record
     from proxima.report.compare import compare_runs as compare
     from proxima.training.trainer import Trainer, train
 
@@ -20,11 +20,11 @@ _HOMES = {
     "Config": "proxima.config:Config",
     "Trainer": "proxima.training.trainer:Trainer",
     "compare": "proxima.report.compare:compare_runs",
-    "evaluate": "proxima.evaluate.episodes:evaluate",
+    "evaluate": "proxima.evaluation.episodes:evaluate",
     "load_config": "proxima.config:load_config",
-    "load_policy": "proxima.evaluate.policy:load_policy",
+    "load_policy": "proxima.evaluation.policy:load_policy",
     "make_env": "proxima.envs.make:make_env",
-    "record": "proxima.evaluate.video:record_checkpoint",
+    "record": "proxima.evaluation.video:record_checkpoint",
     "train": "proxima.training.trainer:train",
 }
 

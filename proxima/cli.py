@@ -308,9 +308,9 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    from proxima.evaluate.beside import evaluate_beside
-    from proxima.evaluate.episodes import evaluate
-    from proxima.evaluate.video import record_checkpoint, watch_checkpoint
+    from proxima.evaluation.beside import evaluate_beside
+    from proxima.evaluation.episodes import evaluate
+    from proxima.evaluation.video import record_checkpoint, watch_checkpoint
     from proxima.runs import checkpoint
 
     _raise_on_interrupt()
@@ -336,7 +336,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     evaluation = evaluate(path, episodes=arguments.episodes, trace=any(analyses.values()), **chosen)
     print(json.dumps(evaluation.to_dict()) if arguments.json else evaluation.text())
     if any(analyses.values()):
-        from proxima.evaluate.report import write_report
+        from proxima.evaluation.report import write_report
 
         page, lines = write_report(evaluation, **analyses)
         print("\n".join([*lines, f"report {page}"]), file=sys.stderr if arguments.json else sys.stdout)
@@ -344,8 +344,8 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from proxima.evaluate.export import export, signature
-    from proxima.evaluate.policy import load_policy
+    from proxima.evaluation.export import export, signature
+    from proxima.evaluation.policy import load_policy
     from proxima.runs import checkpoint
 
     _raise_on_interrupt()

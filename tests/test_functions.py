@@ -54,10 +54,10 @@ def test_record_returns_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", ["import proxima.evaluate.policy", "from proxima import evaluate"])
+@pytest.mark.parametrize("first", ["import proxima.evaluation.policy", "from proxima import evaluate"])
 def test_evaluate_is_callable_before_and_after_the_import_of_the_package_of_its_name(first: str) -> None:
     code = (
-        f"{first}\nimport proxima, proxima.evaluate.video\nfrom proxima import evaluate, record, compare, Trainer\n"
+        f"{first}\nimport proxima, proxima.evaluation.video\nfrom proxima import evaluate, record, compare, Trainer\n"
         "try: evaluate('nowhere')\nexcept proxima.errors.UsageError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

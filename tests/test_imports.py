@@ -26,9 +26,9 @@ ALLOWED = {
     "envs": FOUNDATION,
     "runs": FOUNDATION | {"__init__"},
     "track": FOUNDATION | {"runs"},
-    "evaluate": FOUNDATION | {"data", "algo", "nets", "envs", "runs", "track"},
-    "training": FOUNDATION | {"data", "algo", "nets", "envs", "runs", "track", "evaluate"},
-    "report": FOUNDATION | {"runs", "evaluate"},
+    "evaluation": FOUNDATION | {"data", "algo", "nets", "envs", "runs", "track"},
+    "training": FOUNDATION | {"data", "algo", "nets", "envs", "runs", "track", "evaluation"},
+    "report": FOUNDATION | {"runs", "evaluation"},
     "cli": {"*"},
     "__init__": {"*"},
     "__main__": {"cli"},
@@ -89,7 +89,7 @@ def test_workers_and_help_do_not_pay_for_torch() -> None:
 @pytest.mark.slow
 def test_the_public_names_survive_the_import_of_the_rooms() -> None:
     code = (
-        "import proxima.training.trainer, proxima.evaluate.policy\n"
+        "import proxima.training.trainer, proxima.evaluation.policy\n"
         "from proxima import train, load_policy, make_env, Config\n"
         "assert all(callable(x) for x in (train, load_policy, make_env, Config))"
     )

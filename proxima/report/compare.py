@@ -9,8 +9,8 @@ from itertools import combinations
 from pathlib import Path
 
 from proxima.errors import UsageError
-from proxima.evaluate import page
-from proxima.evaluate.statistics import FEWEST, Summary
+from proxima.evaluation import page
+from proxima.evaluation.statistics import FEWEST, Summary
 from proxima.report.comparison import Comparison, Result, comparable, compare, improvement
 from proxima.report.runs import Group, differing, load_groups, used_options
 from proxima.runs.layout import VIDEOS

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from proxima.errors import UsageError
-from proxima.evaluate.statistics import FEWEST, RESAMPLES, Summary
+from proxima.evaluation.statistics import FEWEST, RESAMPLES, Summary
 from proxima.report.runs import Group, Run
 from proxima.text import number
 

@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-from proxima.evaluate.plots import GREY, plt, save
-from proxima.evaluate.statistics import FEWEST
+from proxima.evaluation.plots import GREY, plt, save
+from proxima.evaluation.statistics import FEWEST
 from proxima.report.comparison import EVALUATED, HEALTH, RETURN, Comparison, band, extra_curves
 from proxima.report.runs import Group
 from proxima.runs.metrics import label

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from proxima.algo.distill import DistillLearner
 from proxima.config import config_from_dict
 from proxima.errors import UsageError
-from proxima.evaluate.restored import Restored, check_weights, restore_policy
+from proxima.evaluation.restored import Restored, check_weights, restore_policy
 from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.policy import Policy
 from proxima.nets.spec import Spec

@@ -16,9 +16,9 @@ from proxima.envs.contract import VecEnv
 from proxima.envs.gymnasium.env_errors import asks_to_stop, first_line
 from proxima.envs.make import make_env, num_envs_of
 from proxima.errors import UsageError
-from proxima.evaluate.episodes import MOST_ENVS, Episode, run_episodes
-from proxima.evaluate.policy import LoadedPolicy
-from proxima.evaluate.world import view_options
+from proxima.evaluation.episodes import MOST_ENVS, Episode, run_episodes
+from proxima.evaluation.policy import LoadedPolicy
+from proxima.evaluation.world import view_options
 from proxima.nets.policy import Policy
 from proxima.training.seeding import stream_seed
 
@@ -99,7 +99,7 @@ class Examiner:
         return is_best
 
     def _record(self, step: int, run_dir: Path, hold: Hold) -> None:
-        from proxima.evaluate.video import record, video_path
+        from proxima.evaluation.video import record, video_path
 
         env, policy = self.config.env, LoadedPolicy(copy.deepcopy(self.policy).cpu())
         record(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from proxima.errors import UsageError
-from proxima.evaluate.restored import Restored, restore_policy
+from proxima.evaluation.restored import Restored, restore_policy
 from proxima.nets.policy import Policy
 from proxima.nets.trunk import Encoders
 from proxima.runs import checkpoint

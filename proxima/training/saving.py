@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from proxima.config import Config
 from proxima.envs.action_hold import Hold
-from proxima.evaluate.restored import check_weights
+from proxima.evaluation.restored import check_weights
 from proxima.runs import checkpoint
 from proxima.runs.checkpoint import Checkpoint
 from proxima.runs.layout import AGENT, TRAINING_STATE

@@ -13,7 +13,7 @@ from proxima.envs.catalog import find_spec
 from proxima.envs.contract import VecEnv
 from proxima.envs.make import make_env, num_envs_of
 from proxima.errors import UsageError
-from proxima.evaluate.world import left_out_keys, view_options
+from proxima.evaluation.world import left_out_keys, view_options
 from proxima.machine import available_cores, physical_memory
 from proxima.nets.encoders import is_image
 from proxima.nets.policy import Policy, make_policy

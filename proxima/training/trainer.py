@@ -15,7 +15,7 @@ from proxima.compiling import float32_by_default, freeze_garbage, process_settin
 from proxima.config import Config, all_options, all_presets, load_config
 from proxima.config.options import shown
 from proxima.errors import ProximaError, UsageError
-from proxima.evaluate.restored import restore_policy
+from proxima.evaluation.restored import restore_policy
 from proxima.own_parts import find_part
 from proxima.runs import checkpoint
 from proxima.runs.layout import make_run_dir, write_lineage

@@ -15,7 +15,7 @@ from proxima.config.env_file import MUSCLE_ENV, env_file_options, env_files, fin
 from proxima.config.muscle_settings import Control, Joint, MuscleSettings, parse_settings, to_dict
 from proxima.envs.muscle.env import MuscleVecEnv
 from proxima.errors import UsageError
-from proxima.evaluate.world import chosen_env
+from proxima.evaluation.world import chosen_env
 
 YAML = """
 model: planar_legs

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 
 from proxima import train
-from proxima.evaluate.episodes import evaluate
+from proxima.evaluation.episodes import evaluate
 from proxima.nets.encoders import CNN, image_axes, is_image, nature_layers
 
 

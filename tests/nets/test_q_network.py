@@ -9,8 +9,8 @@ import torch
 from proxima.algo.adam import FlatParameters
 from proxima.config import load_config
 from proxima.errors import UsageError
-from proxima.evaluate.export import DeterministicPolicy
-from proxima.evaluate.policy import LoadedPolicy
+from proxima.evaluation.export import DeterministicPolicy
+from proxima.evaluation.policy import LoadedPolicy
 from proxima.nets.q_network import QNetwork
 from proxima.nets.spec import ActionSpec, ObsSpec, Spec
 from proxima.training.actor import Actor, compile_actor

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from proxima import train
-from proxima.evaluate import episodes as episodes_module
-from proxima.evaluate.episodes import Episode, evaluate
-from proxima.evaluate.policy import LoadedPolicy
+from proxima.evaluation import episodes as episodes_module
+from proxima.evaluation.episodes import Episode, evaluate
+from proxima.evaluation.policy import LoadedPolicy
 from proxima.runs import checkpoint
 from proxima.training import examiner as examiner_module
 

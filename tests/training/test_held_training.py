@@ -15,8 +15,8 @@ from proxima.cli import main
 from proxima.config import load_config
 from proxima.envs.action_hold import ActionHold, Hold
 from proxima.errors import UsageError
-from proxima.evaluate.episodes import evaluate
-from proxima.evaluate.video import _play
+from proxima.evaluation.episodes import evaluate
+from proxima.evaluation.video import _play
 from proxima.runs import checkpoint
 from proxima.training.hold_schedule import HoldSchedule
 from proxima.training.trainer import Trainer

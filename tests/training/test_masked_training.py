@@ -13,7 +13,7 @@ from proxima.envs.action_hold import Hold
 from proxima.envs.contract import Obs
 from proxima.envs.tensor_env import TensorVecEnv, World
 from proxima.errors import EnvFailure, UsageError
-from proxima.evaluate.episodes import evaluate
+from proxima.evaluation.episodes import evaluate
 from proxima.nets.policy import Policy, make_policy
 from proxima.nets.spec import Spec
 from proxima.runs import checkpoint

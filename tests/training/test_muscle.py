@@ -18,8 +18,8 @@ from proxima.config.muscle_settings import parse_settings, to_dict
 from proxima.data.rollout import as_stored
 from proxima.envs.muscle.env import MUSCLE, MuscleVecEnv
 from proxima.errors import UsageError
-from proxima.evaluate.episodes import evaluate
-from proxima.evaluate.restored import restore_policy
+from proxima.evaluation.episodes import evaluate
+from proxima.evaluation.restored import restore_policy
 from proxima.nets.muscle_net import MuscleNet
 from proxima.runs import checkpoint
 from proxima.training.muscle import PPOMuscle
@@ -257,7 +257,7 @@ def test_evaluation_uses_the_muscle_network_of_the_checkpoint(file: Path, monkey
     found = evaluate(result.checkpoint, episodes=3, seed=7)
     returns = [episode.return_ for episode in found.episodes]
     assert returns == pytest.approx(by_hand(result.checkpoint, episodes=3, seed=7), rel=1e-12)
-    monkeypatch.setattr("proxima.evaluate.restored.Restored.hand_networks", lambda self, env: None)
+    monkeypatch.setattr("proxima.evaluation.restored.Restored.hand_networks", lambda self, env: None)
     with pytest.raises(UsageError, match="the muscles have no network yet"):
         evaluate(result.checkpoint, episodes=3, seed=7)
 

@@ -13,7 +13,7 @@ import torch
 
 from proxima import load_policy, train
 from proxima.errors import UsageError
-from proxima.evaluate.episodes import evaluate
+from proxima.evaluation.episodes import evaluate
 from proxima.runs import checkpoint
 from tests.envs.vector_envs import Counting, Mission, make_cart_pole
 from tests.training.runs import SMALL
@@ -101,7 +101,7 @@ def test_a_key_that_is_left_out_stays_out() -> None:
 
 @pytest.mark.slow
 def test_an_own_env_is_recorded_if_it_takes_a_render_mode() -> None:
-    from proxima.evaluate.video import show_checkpoint
+    from proxima.evaluation.video import show_checkpoint
 
     pytest.importorskip("pygame")
     done = run(make_cart_pole)

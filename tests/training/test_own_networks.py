@@ -12,7 +12,7 @@ from proxima import load_policy, train
 from proxima.cli import main
 from proxima.config import load_config
 from proxima.errors import UsageError
-from proxima.evaluate.export import export
+from proxima.evaluation.export import export
 from proxima.runs.metrics import tag
 from proxima.training.trainer import Trainer
 from tests import probes

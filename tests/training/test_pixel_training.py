@@ -9,7 +9,7 @@ import torch
 from proxima import train
 from proxima.config import load_config
 from proxima.data.rollout import Rollout
-from proxima.evaluate.episodes import evaluate
+from proxima.evaluation.episodes import evaluate
 from proxima.nets import spec
 from proxima.runs import checkpoint
 from proxima.training.ppo import PPO

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from proxima import load_policy, train
 from proxima.config import load_config
 from proxima.errors import NonFiniteError
-from proxima.evaluate.policy import LoadedPolicy
+from proxima.evaluation.policy import LoadedPolicy
 from proxima.runs import checkpoint
 from proxima.training.trainer import Trainer
 from tests import probes

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from proxima.envs.locomotion.single import QuadrupedEnv
 from proxima.envs.rendered import Spheres
 from proxima.errors import UsageError
-from proxima.evaluate import headless
+from proxima.evaluation import headless
 
 PLANE = {"ground": {"kind": "plane"}}
 CALM = {"randomise": {"push_speed": 0}}

@@ -8,19 +8,19 @@ import torch
 
 from proxima.config.env_file import MUSCLE_ENV
 from proxima.errors import UsageError
-from proxima.evaluate import page
-from proxima.evaluate.episodes import Evaluation
-from proxima.evaluate.policy_analysis import PolicyAnalysis
-from proxima.evaluate.restored import Restored, restore_policy
-from proxima.evaluate.statistics import COLUMNS
-from proxima.evaluate.value_analysis import ValueAnalysis
+from proxima.evaluation import page
+from proxima.evaluation.episodes import Evaluation
+from proxima.evaluation.policy_analysis import PolicyAnalysis
+from proxima.evaluation.restored import Restored, restore_policy
+from proxima.evaluation.statistics import COLUMNS
+from proxima.evaluation.value_analysis import ValueAnalysis
 from proxima.nets.policy import Policy
 from proxima.runs.layout import REPORT
 
 
 def write_report(evaluation: Evaluation, *, value: bool, policy: bool) -> tuple[Path, list[str]]:
     """Write an analysis of traced episodes to the run's `report/`; returns the page and the summary lines."""
-    from proxima.evaluate import plots  # slow to import
+    from proxima.evaluation import plots  # slow to import
 
     saved = restore_policy(evaluation.checkpoint)
     agent, config, target = saved.policy, saved.config, saved.checkpoint.run_dir / REPORT
@@ -59,8 +59,8 @@ def write_report(evaluation: Evaluation, *, value: bool, policy: bool) -> tuple[
 
 def _gait(saved: Restored, seed: int, target: Path) -> tuple[str, list[str], list[Path]]:
     """Activations and torques over the gait cycle of a muscle-driven body."""
-    from proxima.evaluate import plots
-    from proxima.evaluate.gait import GaitAnalysis
+    from proxima.evaluation import plots
+    from proxima.evaluation.gait import GaitAnalysis
 
     gait = GaitAnalysis.of(saved, seed=seed)
     figures = [plots.gait_torques(gait, target / "gait-torques.png")]
@@ -71,7 +71,7 @@ def _gait(saved: Restored, seed: int, target: Path) -> tuple[str, list[str], lis
 
 def _value_map(agent: Policy, evaluation: Evaluation, path: Path) -> list[Path]:
     """A value map where an observation is two numbers, or cosine and sine of an angle with its velocity."""
-    from proxima.evaluate import plots
+    from proxima.evaluation import plots
 
     shapes = {key: spec.shape for key, spec in agent.spec.obs.items()}
     if shapes not in ({"obs": (2,)}, {"obs": (3,)}) or agent.state_size:

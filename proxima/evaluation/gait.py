@@ -7,7 +7,7 @@ import torch
 
 from proxima.data.rollout import as_stored
 from proxima.envs.muscle.env import MuscleVecEnv
-from proxima.evaluate.restored import Restored
+from proxima.evaluation.restored import Restored
 
 _ENVS, _SECONDS, _BINS = 16, 6.0, 50
 _LEAST_IN_A_BIN = 3

@@ -7,8 +7,8 @@ import pytest
 
 from proxima.cli import main
 from proxima.errors import UsageError
-from proxima.evaluate.beside import evaluate_beside
-from proxima.evaluate.episodes import MOST_ENVS, evaluate
+from proxima.evaluation.beside import evaluate_beside
+from proxima.evaluation.episodes import MOST_ENVS, evaluate
 from tests.envs.hidden_goal import saved, straight, untrained
 from tests.resealed import tiny
 

@@ -15,10 +15,10 @@ from gymnasium import spaces
 
 from proxima.cli import main
 from proxima.errors import UsageError
-from proxima.evaluate import headless
-from proxima.evaluate.camera import follow
-from proxima.evaluate.mp4 import write_mp4
-from proxima.evaluate.video import _play, record, watch
+from proxima.evaluation import headless
+from proxima.evaluation.camera import follow
+from proxima.evaluation.mp4 import write_mp4
+from proxima.evaluation.video import _play, record, watch
 from tests.envs import toy_envs  # noqa: F401 - registers them
 
 
@@ -318,7 +318,7 @@ def test_a_world_without_a_picture_is_refused_by_the_command_and_evaluated_witho
 ) -> None:
     small = ["--num-envs", "2", "--num-steps", "32", "--total-timesteps", "64", "--minibatch-size", "32"]
     assert main(["train", "--env", "proxima/Recall-v0", "--compile", "off", "--name", "recall", *small]) == 0
-    monkeypatch.setattr("proxima.evaluate.video.require_display", lambda: None)
+    monkeypatch.setattr("proxima.evaluation.video.require_display", lambda: None)
     for flag in ("--record", "--render"):
         capsys.readouterr()
         assert main(["evaluate", "runs/recall", flag]) == 2

@@ -10,9 +10,9 @@ from gymnasium import spaces
 
 from proxima import load_policy
 from proxima.envs.action_hold import Hold
-from proxima.evaluate.export import export, signature
-from proxima.evaluate.video import record
-from tests.evaluate.test_export import RUNTIMES, save
+from proxima.evaluation.export import export, signature
+from proxima.evaluation.video import record
+from tests.evaluation.test_export import RUNTIMES, save
 from tests.masked_envs import Maze
 
 VECTOR = spaces.Box(-np.inf, np.inf, (5,), np.float32)

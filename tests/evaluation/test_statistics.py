@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from proxima.evaluate.statistics import Summary, interquartile_mean
+from proxima.evaluation.statistics import Summary, interquartile_mean
 
 
 def test_interquartile_mean_is_the_mean_of_the_middle_half() -> None:

@@ -13,9 +13,9 @@ import torch
 from proxima import load_policy, train
 from proxima.cli import main
 from proxima.errors import ProximaError, UsageError
-from proxima.evaluate.episodes import evaluate
-from proxima.evaluate.export import export, signature
-from proxima.evaluate.restored import restore_policy
+from proxima.evaluation.episodes import evaluate
+from proxima.evaluation.export import export, signature
+from proxima.evaluation.restored import restore_policy
 from proxima.runs import checkpoint
 from proxima.training.resume import resumed_config
 from tests.resealed import mutations, reseal, tiny

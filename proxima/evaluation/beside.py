@@ -8,11 +8,11 @@ from typing import Any
 
 from proxima.envs.contract import VecEnv
 from proxima.envs.make import make_env, num_envs_of
-from proxima.evaluate.episodes import MOST_ENVS, Episode, Evaluation, run_episodes
-from proxima.evaluate.limits import MOST_EPISODES, check_number
-from proxima.evaluate.restored import Restored, restore_policy
-from proxima.evaluate.statistics import FEWEST, mean_interval
-from proxima.evaluate.world import chosen_env, view_options
+from proxima.evaluation.episodes import MOST_ENVS, Episode, Evaluation, run_episodes
+from proxima.evaluation.limits import MOST_EPISODES, check_number
+from proxima.evaluation.restored import Restored, restore_policy
+from proxima.evaluation.statistics import FEWEST, mean_interval
+from proxima.evaluation.world import chosen_env, view_options
 from proxima.nets.spec import Spec
 from proxima.text import number
 

@@ -22,13 +22,13 @@ from proxima.envs.gymnasium.masked_env import MaskedEnv, mask_source
 from proxima.envs.gymnasium.spaces import step_seconds
 from proxima.envs.own import OwnSpec, Wrapper
 from proxima.errors import UsageError
-from proxima.evaluate.camera import follow, follow_in_window, is_mujoco
-from proxima.evaluate.headless import explain_broken_choice, offscreen, require_display
-from proxima.evaluate.limits import check_number
-from proxima.evaluate.mp4 import write_mp4
-from proxima.evaluate.policy import LoadedPolicy
-from proxima.evaluate.restored import Restored, restore_policy
-from proxima.evaluate.world import chosen_env, refuse_window, view_options
+from proxima.evaluation.camera import follow, follow_in_window, is_mujoco
+from proxima.evaluation.headless import explain_broken_choice, offscreen, require_display
+from proxima.evaluation.limits import check_number
+from proxima.evaluation.mp4 import write_mp4
+from proxima.evaluation.policy import LoadedPolicy
+from proxima.evaluation.restored import Restored, restore_policy
+from proxima.evaluation.world import chosen_env, refuse_window, view_options
 from proxima.runs import checkpoint
 from proxima.runs.layout import VIDEOS
 

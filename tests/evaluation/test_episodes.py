@@ -17,11 +17,11 @@ from proxima.envs.action_hold import Hold
 from proxima.envs.contract import VecEnv
 from proxima.envs.make import make_env
 from proxima.errors import UsageError
-from proxima.evaluate import episodes as episodes_module
-from proxima.evaluate.episodes import Episode, Evaluation, evaluate, run_episodes
-from proxima.evaluate.report import write_report
-from proxima.evaluate.restored import restore_policy
-from proxima.evaluate.world import chosen_env
+from proxima.evaluation import episodes as episodes_module
+from proxima.evaluation.episodes import Episode, Evaluation, evaluate, run_episodes
+from proxima.evaluation.report import write_report
+from proxima.evaluation.restored import restore_policy
+from proxima.evaluation.world import chosen_env
 from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.spec import Spec
 from proxima.training.trainer import TrainResult

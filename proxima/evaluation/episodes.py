@@ -17,10 +17,10 @@ from proxima.envs.action_hold import Hold
 from proxima.envs.contract import Step, VecEnv
 from proxima.envs.make import make_env, num_envs_of
 from proxima.errors import UsageError
-from proxima.evaluate.limits import MOST_EPISODES, check_number
-from proxima.evaluate.restored import restore_policy
-from proxima.evaluate.statistics import COLUMNS, Summary
-from proxima.evaluate.world import chosen_env, view_options
+from proxima.evaluation.limits import MOST_EPISODES, check_number
+from proxima.evaluation.restored import restore_policy
+from proxima.evaluation.statistics import COLUMNS, Summary
+from proxima.evaluation.world import chosen_env, view_options
 from proxima.nets.encoders import is_image
 from proxima.nets.policy import Policy
 from proxima.nets.spec import Spec

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from proxima.evaluate.episodes import Episode
+from proxima.evaluation.episodes import Episode
 from proxima.text import number, percent
 
 BINS = 12

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from proxima.evaluate.episodes import Episode
+from proxima.evaluation.episodes import Episode
 from proxima.nets.spec import ActionSpec
 from proxima.text import number, percent
 

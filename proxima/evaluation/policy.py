@@ -12,8 +12,8 @@ from torch import Generator, Tensor
 from proxima.data.rollout import as_stored
 from proxima.envs.action_hold import Hold
 from proxima.errors import UsageError
-from proxima.evaluate.limits import check_number
-from proxima.evaluate.restored import restore_policy
+from proxima.evaluation.limits import check_number
+from proxima.evaluation.restored import restore_policy
 from proxima.masks import ACTION_MASK
 from proxima.nets.policy import Policy
 from proxima.nets.spec import Spec

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from proxima.config import load_config
 from proxima.envs.gymnasium.spaces import ObservationLayout
 from proxima.errors import UsageError
-from proxima.evaluate.policy import LoadedPolicy
+from proxima.evaluation.policy import LoadedPolicy
 from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.spec import ActionSpec, Spec
 

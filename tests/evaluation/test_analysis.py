@@ -8,9 +8,9 @@ import pytest
 
 from proxima import train
 from proxima.cli import main
-from proxima.evaluate.episodes import Episode, Trace
-from proxima.evaluate.policy_analysis import PolicyAnalysis
-from proxima.evaluate.value_analysis import ValueAnalysis, discounted_returns
+from proxima.evaluation.episodes import Episode, Trace
+from proxima.evaluation.policy_analysis import PolicyAnalysis
+from proxima.evaluation.value_analysis import ValueAnalysis, discounted_returns
 from proxima.nets.spec import ActionSpec
 
 
@@ -137,7 +137,7 @@ def test_words_fit_the_numbers() -> None:
 
 @pytest.mark.slow
 def test_numbers_that_differ_by_rounding_alone_can_be_drawn(tmp_path: Path) -> None:
-    from proxima.evaluate import plots
+    from proxima.evaluation import plots
 
     action = np.float32(0.7) + np.spacing(np.float32(0.7)) * np.arange(3, dtype=np.float32)[:, None]
     nearly = episode([1.0, 1.0, 1.0], [0.0, 0.0, 0.0], action=action)
@@ -217,7 +217,7 @@ def tick_labels(path: Path, monkeypatch: pytest.MonkeyPatch, draw: Any) -> list[
 @pytest.mark.slow
 @pytest.mark.parametrize("level", [0.0, 0.7, 500.0, -1e6])
 def test_figures_of_constants_have_readable_axes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: float) -> None:
-    from proxima.evaluate import plots
+    from proxima.evaluation import plots
 
     noise = np.spacing(level) * np.arange(30)  # constant but for rounding
     constant = episode([0.0] * 30, level + noise, action=(level + noise)[:, None], terminated=False, final_value=level)

@@ -18,7 +18,7 @@ from proxima import load_policy, train
 from proxima.cli import main
 from proxima.config import load_config
 from proxima.errors import UsageError
-from proxima.evaluate.export import export, signature
+from proxima.evaluation.export import export, signature
 from proxima.nets.actor_critic import ActorCritic
 from proxima.nets.spec import Spec
 from proxima.runs import checkpoint

@@ -14,12 +14,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
-from proxima.evaluate.policy_analysis import PolicyAnalysis
-from proxima.evaluate.value_analysis import ValueAnalysis
+from proxima.evaluation.policy_analysis import PolicyAnalysis
+from proxima.evaluation.value_analysis import ValueAnalysis
 from proxima.text import number
 
 if TYPE_CHECKING:
-    from proxima.evaluate.gait import GaitAnalysis
+    from proxima.evaluation.gait import GaitAnalysis
 
 BLUE, ORANGE, GREY, RED = "#1f6fb4", "#e07b39", "#7a7a7a", "#b8322a"
 MOST_POINTS = 4000

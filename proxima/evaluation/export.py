@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from proxima.errors import UsageError
-from proxima.evaluate.files import complete_file
-from proxima.evaluate.restored import restore_policy
+from proxima.evaluation.files import complete_file
+from proxima.evaluation.restored import restore_policy
 from proxima.nets.encoders import Tanh
 from proxima.nets.policy import Policy
 from proxima.nets.trunk import Obs

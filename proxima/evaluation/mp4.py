@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxima.errors import UsageError
-from proxima.evaluate.files import complete_file
+from proxima.evaluation.files import complete_file
 
 # The colour space is stored in the file: players that guess it from the frame size do not agree.
 _OUTPUT = (

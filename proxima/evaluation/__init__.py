@@ -1,0 +1,1 @@
+"""Trained policies in use: evaluation, videos, analysis, export."""
