@@ -86,11 +86,10 @@ def measure_all(worlds: list[int], commit: str) -> None:
         out, err = start(*job).communicate()
         if not out:
             raise SystemExit(err)
-        rows.append(json.loads(out.splitlines()[-1]))
+        rows.append(json.loads(out.splitlines()[-1]) | {"commit": commit})
         print(rows[-1], flush=True)
         machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-        record = {"machine": machine, "commit": commit, "rows": rows}
-        (RECORDS / "speed.json").write_text(json.dumps(record, indent=1) + "\n")
+        (RECORDS / "speed.json").write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
 
 
 def compile_kernels() -> None:
@@ -255,7 +254,7 @@ def report() -> None:
     record = json.loads((RECORDS / "speed.json").read_text())
     rows = record["rows"]
     lines = ["# The quadruped on a GPU", ""]
-    lines += [f"{record['machine']}; commit {record['commit']}; `python benchmarks/quadruped.py --speed`.", ""]
+    lines += [f"{record['machine']}; `python benchmarks/quadruped.py --speed`; {commits(rows)}.", ""]
     lines += speed_table(rows)
     text = RECORDS / "notes.md"
     if text.exists():
@@ -264,6 +263,16 @@ def report() -> None:
     plot(
         [{path.stem: json.loads(path.read_text()) for path in sorted(RECORDS.glob(f"{kind}-*.json"))} for kind in KINDS]
     )
+
+
+def commits(rows: list[dict[str, Any]]) -> str:
+    """Which rows were measured with which commit."""
+    by_commit: dict[str, list[str]] = {}
+    for row in rows:
+        by_commit.setdefault(row["commit"], []).append(f"{row['ground']} {row['worlds']} {row['setting']}")
+    if len(by_commit) == 1:
+        return f"commit {rows[0]['commit']}"
+    return "; ".join(f"commit {commit}: {', '.join(names)}" for commit, names in by_commit.items())
 
 
 def speed_table(rows: list[dict[str, Any]]) -> list[str]:
@@ -292,7 +301,11 @@ def speed_table(rows: list[dict[str, Any]]) -> list[str]:
     for worlds, bar in BARS.items():
         row = found["rough", worlds, "fast"]
         rate = worlds * row["steps"] / (row["collect"] + row["prepare"] + row["update"]) * 1e3
-        lines.append(f"\nWanted with {worlds} robots on rough ground, fast: {bar:,}; found: {rate:,.0f}.")
+        whole = worlds * row["steps"] / row["iteration"] * 1e3
+        lines.append(
+            f"\nWanted with {worlds} robots on rough ground, fast: {bar:,}; found: {rate:,.0f}, and {whole:,.0f} in whole "
+            "iterations (median) with statistics, metrics and the snapshot for checkpoints."
+        )
     memory = {worlds: found["rough", worlds, "fast"]["gb"] for worlds in MEMORY_LIMIT}
     text = ", ".join(f"{memory[worlds]:.1f} of {limit} GB ({worlds})" for worlds, limit in MEMORY_LIMIT.items())
     lines.append(f"\nMemory, of what the document of `phase1_monolithic` allows: {text}.")
