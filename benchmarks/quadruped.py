@@ -303,8 +303,8 @@ def speed_table(rows: list[dict[str, Any]]) -> list[str]:
         rate = worlds * row["steps"] / (row["collect"] + row["prepare"] + row["update"]) * 1e3
         whole = worlds * row["steps"] / row["iteration"] * 1e3
         lines.append(
-            f"\nWanted with {worlds} robots on rough ground, fast: {bar:,}; found: {rate:,.0f}, and {whole:,.0f} in whole "
-            "iterations (median) with statistics, metrics and the snapshot for checkpoints."
+            f"\nWanted with {worlds} robots on rough ground, fast: {bar:,}; found: {rate:,.0f}, and {whole:,.0f} in "
+            "whole iterations (median) with statistics, metrics and the snapshot for checkpoints."
         )
     memory = {worlds: found["rough", worlds, "fast"]["gb"] for worlds in MEMORY_LIMIT}
     text = ", ".join(f"{memory[worlds]:.1f} of {limit} GB ({worlds})" for worlds, limit in MEMORY_LIMIT.items())
