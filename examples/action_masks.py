@@ -6,8 +6,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from proxima import load_policy, train
-from proxima.evaluation.episodes import evaluate
+from proxima import evaluate, load_policy, train
 
 VALUES = np.array([1.0, 2.0, 3.0, 4.0])
 

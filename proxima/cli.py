@@ -250,7 +250,7 @@ def _add_flag(group: Any, option: Option, *, is_shown: bool) -> None:
 def _metavar(option: Option) -> str:
     if option.choices:
         return "{" + ",".join(option.choices) + "}"
-    if option.type == list[str]:
+    if option.is_list and (option.part or option.type == list[str]):
         return "NAME"
     return _METAVARS.get(type(option.default)) or option.name.split("_")[-1].upper()
 

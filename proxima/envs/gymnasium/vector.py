@@ -6,6 +6,7 @@ learned from it. Gymnasium's own `SyncVectorEnv` and `AsyncVectorEnv` can reset 
 so they skip nothing.
 """
 
+import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -20,6 +21,9 @@ from proxima.envs.checks import check_seed
 from proxima.envs.contract import Episodes, Obs, Step, VecEnv
 from proxima.envs.gymnasium.spaces import ONE_HOT, ActionLayout, Leaf, ObservationLayout, episode_info, step_seconds
 from proxima.errors import EnvFailure, UsageError
+from proxima.masks import ACTION_MASK
+
+log = logging.getLogger("proxima")
 
 
 class GymnasiumVectorEnv(VecEnv):
@@ -55,7 +59,9 @@ class GymnasiumVectorEnv(VecEnv):
         self._resets = mode is AutoresetMode.DISABLED or type(env) in (SyncVectorEnv, AsyncVectorEnv)
         self._resets &= mode is not AutoresetMode.SAME_STEP
         self.skips = mode is AutoresetMode.NEXT_STEP and not self._resets
-        first = _part(env.reset()[0], self._layout.leaves[0])
+        seen, info = env.reset()
+        self._warn_of_mask(info)
+        first = _part(seen, self._layout.leaves[0])
         self._takes_tensors = isinstance(first, Tensor)
         self._own_device = first.device if isinstance(first, Tensor) else torch.device("cpu")
         self.device = self._own_device if device is None else torch.device(device)
@@ -84,6 +90,17 @@ class GymnasiumVectorEnv(VecEnv):
                 "out action_hold_seconds, or hold actions inside the env."
             )
         self.holder.hold = hold
+
+    def _warn_of_mask(self, info: Mapping[str, Any]) -> None:
+        """A vector env's mask is an observation key; elsewhere it would be ignored silently."""
+        has_choices = isinstance(self.action_space, spaces.Discrete | spaces.MultiDiscrete)
+        is_key = ACTION_MASK in [leaf.key for leaf in self._layout.leaves]
+        if has_choices and not is_key and (ACTION_MASK in info or hasattr(self._env, "action_masks")):
+            log.warning(
+                "%s reports an action mask that is not used: make it the observation key %r (docs/action-masks.md).",
+                self._name,
+                ACTION_MASK,
+            )
 
     def reset(self, seed: int | None = None) -> Obs:
         """Start a new episode in every env."""
