@@ -13,6 +13,7 @@ from torch import Tensor
 
 from proxima.algo.distributions import Distribution
 from proxima.errors import UsageError
+from proxima.masks import ACTION_MASK
 from proxima.own_parts import find_part
 
 if TYPE_CHECKING:
@@ -81,7 +82,10 @@ def example_obs(policy: "Policy", rows: int) -> dict[str, Tensor]:
     """Made-up observations `[rows, ...]` of a minibatch."""
     device, obs = policy.return_scale.device, policy.obs_specs
     dtypes = {key: torch.uint8 if o.dtype == "uint8" else torch.float32 for key, o in obs.items()}
-    return {key: torch.ones(rows, *o.shape, dtype=dtypes[key], device=device) for key, o in obs.items()}
+    found = {key: torch.ones(rows, *o.shape, dtype=dtypes[key], device=device) for key, o in obs.items()}
+    if policy.spec.has_masks:
+        found[ACTION_MASK] = torch.ones(rows, sum(policy.spec.action.sizes), dtype=torch.uint8, device=device)
+    return found
 
 
 def _as_terms(returned: Any) -> Any:

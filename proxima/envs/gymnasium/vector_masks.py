@@ -22,7 +22,8 @@ class VectorMasks:
     """Adds masks to batches of observations, as the key `action_mask`: uint8 `[N, sum(sizes)]`, 0 for invalid choices.
 
     The first of these that the env has: the key in a Dict observation; the method `action_masks()` of the vector env,
-    or of the envs in Gymnasium's `SyncVectorEnv` and `AsyncVectorEnv`; the key in `info`. `source` is "" if it has none.
+    or of the envs in Gymnasium's `SyncVectorEnv` and `AsyncVectorEnv`; the key in `info`. `source` is "" if there
+    is none.
     """
 
     def __init__(self, env: VectorEnv, name: str, first_info: Mapping[str, Any]) -> None:
