@@ -252,7 +252,8 @@ def _opened(
         follow(env, env_kwargs)
         if masks:
             # Whether a mask is in the info is tried on an env without a window.
-            source = mask_source(env, Recipe.of(env_id, env_kwargs=env_kwargs, wrappers=wrappers).build)
+            unseen = Recipe.of(env_id, env_kwargs=env_kwargs, max_episode_steps=max_episode_steps, wrappers=wrappers)
+            source = mask_source(env, unseen.build)
             if not source:
                 raise UsageError(f"env {recipe.spec.id!r} has no action_mask, but the policy was trained with masks.")
             env = MaskedEnv(env, source)

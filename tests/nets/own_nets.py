@@ -160,6 +160,17 @@ class Shared(Policy):
         return self.action_head.to_env(action)
 
 
+class Deeper(Shared):
+    """With one more layer."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.second = nn.Linear(8, 8)
+
+    def features(self, obs: Obs) -> Tensor:
+        return torch.tanh(self.second(super().features(obs)))
+
+
 class WithState(Shared):
     """The state is a running mean of the features."""
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from proxima import Trainer, evaluate, load_config, record, train
 from proxima.algo.losses import weighted_mean
 from proxima.errors import UsageError
+from proxima.runs import checkpoint
 from tests.envs.vector_envs import Counting
 from tests.evaluation.test_masked_policies import Shown
 from tests.masked_envs import ENV, Maze
@@ -77,7 +78,7 @@ def test_a_masked_env_behind_wrappers_is_evaluated_and_recorded_with_its_mask(wa
     wrappers = [timed, *([gym.wrappers.FlattenObservation] if way != "observation" else [])]
     Maze.invalid_actions = 0
     options = {"env": Shown, "env_kwargs": {"way": way}, "wrappers": wrappers, "eval_every": 256, "eval_episodes": 2}
-    done = train(**MASKED | options, record_every=256, video_length=5)
+    done = train(**MASKED | options, record_every=256, video_length=5, max_episode_steps=20)
     assert "action_mask" in done.policy.spec.obs
     assert sum(np.prod(o.shape) for key, o in done.policy.spec.obs.items() if key != "action_mask") == 4
     assert list(done.run_dir.rglob("*.mp4"))
@@ -115,10 +116,11 @@ def test_own_networks_are_fine_tuned_also_on_a_masked_env(parts: dict[str, Any])
 
 def test_another_policy_class_starts_with_what_fits() -> None:
     source = train(**MASKED, policy=own_nets.Shared)
-    tuned = begun(**MASKED, policy=own_nets.Shared, policy_kwargs={"width": 9}, init_from=str(source.run_dir))
-    assert "body.weight [9, 3] (there [8, 3])" in tuned.notices[-1]
+    tuned = begun(**MASKED, policy=own_nets.Deeper, init_from=str(source.run_dir))
+    assert "3 of 4 layers of the policy fit; fresh: second.weight [8, 8] (not there)" in tuned.notices[-1]
+    assert torch.equal(tuned.policy.body.weight, source.policy.body.weight)  # type: ignore[arg-type, union-attr]
     tuned.close()
-    with pytest.raises(UsageError, match="none of its weights fit this run"):
+    with pytest.raises(UsageError, match="none of its weights fit this run: .* with PPO and policy_class .*:Shared"):
         begun(**MASKED, hidden_sizes=[7], init_from=str(source.run_dir))
 
 
@@ -132,5 +134,5 @@ def test_a_learning_rate_set_in_the_loop_of_an_own_algorithm_survives_a_resume()
     options = SMALL | {"env": "CartPole-v1", "algorithm": own_nets.CountingPPO, "checkpoint_freq": 1}
     whole = train(**options, total_timesteps=384, keep_checkpoints="all", on_iteration=slower)
     assert [row["learning_rate"] for row in metrics(whole.run_dir)][1:] == pytest.approx([1e-4, 1e-4])
-    second = sorted(path for path in whole.run_dir.iterdir() if "-2-" in path.name)[0]
+    second = checkpoint.list_checkpoints(whole.run_dir)[1]
     assert_same_end(whole.checkpoint, train(resume_from=second, on_iteration=slower).checkpoint)
