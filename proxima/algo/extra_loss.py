@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from proxima.algo.distributions import Distribution
-from proxima.errors import UsageError
+from proxima.errors import UsageError, one_line
 from proxima.masks import ACTION_MASK
 from proxima.own_parts import find_part
 
@@ -64,8 +64,7 @@ class ExtraLoss:
         try:
             terms = _as_terms(self._function(minibatch, outputs))
         except Exception as error:  # of the user's code
-            reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-            raise UsageError(f"{self._what} failed on a made-up minibatch ({reason}).") from error
+            raise UsageError(f"{self._what} failed on a made-up minibatch ({one_line(error)}).") from error
         if not isinstance(terms, Mapping) or "loss" not in terms:
             found = f"the keys {', '.join(map(str, terms))}" if isinstance(terms, Mapping) else type(terms).__name__
             raise UsageError(f"{self._what} returned {found}: return a scalar tensor, or a dict with the key 'loss'.")

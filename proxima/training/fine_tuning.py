@@ -35,10 +35,10 @@ def start_from(algorithm: Algorithm, path: str | Path) -> tuple[Path, str]:
         fits = {layer: params for layer, params in layers.items() if _differing(params, theirs) is None}
         if not fits:
             nets = saved.config.policy
-            what = f"policy_class {nets.policy_class}" if nets.policy_class else f"hidden_sizes {nets.hidden_sizes}"
+            built = f"policy_class {nets.policy_class}" if nets.policy_class else f"hidden_sizes {nets.hidden_sizes}"
             raise UsageError(
                 f"init_from is {path}, but none of its weights fit this run: it was trained on "
-                f"{saved.config.env.env} with {saved.config.algorithm.algorithm} and {what}."
+                f"{saved.config.env.env} with {saved.config.algorithm.algorithm} and {built}."
             )
         with torch.no_grad():
             for params in fits.values():

@@ -120,7 +120,7 @@ def test_another_policy_class_starts_with_what_fits() -> None:
     assert "3 of 4 layers of the policy fit; fresh: second.weight [8, 8] (not there)" in tuned.notices[-1]
     assert torch.equal(tuned.policy.body.weight, source.policy.body.weight)  # type: ignore[arg-type, union-attr]
     tuned.close()
-    with pytest.raises(UsageError, match="none of its weights fit this run: .* with PPO and policy_class .*:Shared"):
+    with pytest.raises(UsageError, match=r"none of its weights fit this run: .* with PPO and policy_class .*:Shared"):
         begun(**MASKED, hidden_sizes=[7], init_from=str(source.run_dir))
 
 

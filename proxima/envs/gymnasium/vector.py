@@ -18,11 +18,10 @@ from torch import Tensor
 from proxima.envs.action_hold import Hold, Holder
 from proxima.envs.checks import check_seed
 from proxima.envs.contract import Episodes, Obs, Step, VecEnv
-from proxima.envs.gymnasium.env_errors import one_line
 from proxima.envs.gymnasium.spaces import ONE_HOT, ActionLayout, Leaf, ObservationLayout, episode_names, step_seconds
 from proxima.envs.gymnasium.step_values import reported_number
 from proxima.envs.gymnasium.vector_masks import VectorMasks
-from proxima.errors import EnvFailure, UsageError
+from proxima.errors import EnvFailure, UsageError, one_line
 
 
 class GymnasiumVectorEnv(VecEnv):
