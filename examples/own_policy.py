@@ -35,10 +35,10 @@ class ResidualPolicy(Policy):
         self, obs: Obs, state: Tensor | None = None, start: Tensor | None = None
     ) -> tuple[Distribution, Tensor]:
         """Distribution of the raw action, and value `[B]`, of normalised observations."""
-        x = self.first(torch.cat([obs[key].flatten(1) for key in self.keys], -1))
+        x = self.first(torch.cat([obs[key].flatten(1) for key in self.obs_specs], -1))
         for block in self.blocks:
             x = x + block(x)
-        return self.action_head(x), self.value_head(x).squeeze(-1)
+        return self.action_head(x, self.action_mask(obs)), self.value_head(x).squeeze(-1)
 
     def to_env(self, action: Tensor) -> Tensor:
         """Raw actions in the env's units and within its bounds."""

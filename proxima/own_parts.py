@@ -4,6 +4,7 @@ Options and checkpoints hold the name of such a part, never its code. An object 
 under its name for as long as the process lives; any other name is imported.
 """
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -38,6 +39,12 @@ def is_given(name: str) -> bool:
 def only_in_python(name: str) -> bool:
     """Whether a name is that of an object that no import finds again: a lambda, an instance, a part of a script."""
     return name.startswith("__main__:") or any(mark in name for mark in "<(#")
+
+
+def with_keywords(named: str | Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Name and keywords of a part in a list of parts: a name, or `{name: keywords}`."""
+    ((name, keywords),) = [(named, {})] if isinstance(named, str) else named.items()
+    return name, keywords
 
 
 def find_part(name: str, *, what: str = "") -> Any:

@@ -36,6 +36,7 @@ def test_the_best_checkpoint_can_be_asked_for() -> None:
     assert proxima.evaluate(result.run_dir, episodes=1, best=True).checkpoint == str(best)
 
 
+@pytest.mark.slow
 def test_compare_writes_a_page_only_if_asked(tmp_path: Path) -> None:
     result = proxima.train(**OPTIONS)
     proxima.compare(result.run_dir, out=tmp_path / "page")

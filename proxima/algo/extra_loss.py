@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from proxima.algo.distributions import Distribution
-from proxima.errors import UsageError
+from proxima.errors import UsageError, one_line
+from proxima.masks import ACTION_MASK
 from proxima.own_parts import find_part
 
 if TYPE_CHECKING:
@@ -63,8 +64,7 @@ class ExtraLoss:
         try:
             terms = _as_terms(self._function(minibatch, outputs))
         except Exception as error:  # of the user's code
-            reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-            raise UsageError(f"{self._what} failed on a made-up minibatch ({reason}).") from error
+            raise UsageError(f"{self._what} failed on a made-up minibatch ({one_line(error)}).") from error
         if not isinstance(terms, Mapping) or "loss" not in terms:
             found = f"the keys {', '.join(map(str, terms))}" if isinstance(terms, Mapping) else type(terms).__name__
             raise UsageError(f"{self._what} returned {found}: return a scalar tensor, or a dict with the key 'loss'.")
@@ -81,7 +81,10 @@ def example_obs(policy: "Policy", rows: int) -> dict[str, Tensor]:
     """Made-up observations `[rows, ...]` of a minibatch."""
     device, obs = policy.return_scale.device, policy.obs_specs
     dtypes = {key: torch.uint8 if o.dtype == "uint8" else torch.float32 for key, o in obs.items()}
-    return {key: torch.ones(rows, *o.shape, dtype=dtypes[key], device=device) for key, o in obs.items()}
+    found = {key: torch.ones(rows, *o.shape, dtype=dtypes[key], device=device) for key, o in obs.items()}
+    if policy.spec.has_masks:
+        found[ACTION_MASK] = torch.ones(rows, sum(policy.spec.action.sizes), dtype=torch.uint8, device=device)
+    return found
 
 
 def _as_terms(returned: Any) -> Any:

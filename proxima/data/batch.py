@@ -126,7 +126,7 @@ class Minibatch(NamedTuple):
     old_value: Tensor
     advantage: Tensor
     return_: Tensor
-    weight: Tensor | None = None  # 1 for a step and 0 for padding; None without padding
+    weight: Tensor | None = None  # 1 for a step, 0 for padding and rows that the env skipped; None without these
     mirrored: MirroredInputs | None = None  # the same steps, mirrored
     measured: Tensor | None = None  # like `weight`, of the steps that count in KL and clip fraction; None: as `weight`
 

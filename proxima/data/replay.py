@@ -286,6 +286,11 @@ class Replay:
                 f"the replay buffer has {state['reward'].shape[1]} envs, but num_envs is {self.num_envs}: resume with "
                 "the same number."
             )
+        if absent := [key for key in self.obs if key not in state["obs"]]:
+            raise UsageError(
+                f"the saved replay buffer has no observation {absent[0]!r}, which the env has now: resume with the env "
+                "and the version that it was saved with, or start a new run with its weights (init_from)."
+            )
         surplus = max(0, mark + 1 - first - self.rows)
         first, oldest = first + surplus, max(oldest, first + surplus)
         rings = {**self._fields, "age": self.age}

@@ -14,9 +14,9 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from proxima.envs.games.mario.rom import VARIABLE, find_rom
-from proxima.envs.gymnasium.env_errors import asks_to_stop, one_line
+from proxima.envs.gymnasium.env_errors import asks_to_stop
 from proxima.envs.own import OwnSpec, find_own
-from proxima.errors import UsageError
+from proxima.errors import UsageError, one_line
 from proxima.own_parts import is_given, only_in_python
 
 # Entry points that only raise: mujoco-py's old ids and the shims for old Gym.

@@ -112,8 +112,8 @@ def make_env(
         leave_out: Observation keys to leave out if their space has no fixed-size array form, such as Text.
         max_failures: Sync and async: `EnvFailure` is raised when an env fails this often in a row, without a
             successful step in between.
-        log_info: Keys of the env's `info` whose numbers `take_info` averages: in sync and async mode any, in batch mode
-            those that the MuJoCo task has.
+        log_info: Keys of the env's `info` whose numbers `take_info` averages: in sync and async mode and of Gymnasium
+            vector envs any, in batch mode those that the MuJoCo task has.
         device: Device of an env on tensors; all others are on the CPU.
         step_timeout: Async only: seconds after which a worker that does not answer is killed and restarted; None
             waits for ever.
@@ -142,7 +142,7 @@ def make_env(
             raise UsageError(f"env {env_id!r} is a vector env, and {what} is for single envs: leave it out.")
         limits = {"max_episode_steps": max_episode_steps, "spread_episodes": spread_episodes}
         given = {"num_envs": num_envs, **limits, "num_threads": num_threads, "device": device}
-        return _own_vector(env_id, spec.entry_point, env_kwargs or {}, given, leave_out)
+        return _own_vector(env_id, spec.entry_point, env_kwargs or {}, given, leave_out, log_info)
     num_envs = num_envs or 1
     options: dict[str, Any] = {"num_envs": num_envs, "spread_episodes": spread_episodes}
     if mode in ("auto", "batch"):
@@ -184,7 +184,12 @@ def make_env(
 
 
 def _own_vector(
-    name: str, part: Any, env_kwargs: Mapping[str, Any], options: Mapping[str, Any], leave_out: Sequence[str]
+    name: str,
+    part: Any,
+    env_kwargs: Mapping[str, Any],
+    options: Mapping[str, Any],
+    leave_out: Sequence[str],
+    log_info: Sequence[str],
 ) -> VecEnv:
     """A user's vector env: the object itself, or what the function makes of those options that it takes."""
     from gymnasium.vector import VectorEnv
@@ -196,6 +201,10 @@ def _own_vector(
     if makes_vector(part):
         is_ours = isinstance(part, type) and issubclass(part, VecEnv)
         taken = accepted(part, {"num_envs": 1, **given}, by_name=not is_ours)
+        if is_ours and not getattr(part, "has_threads", False):  # which `**options` for the base class would take
+            taken = {key: value for key, value in taken.items() if key != "num_threads"}
+        by_name = {"num_threads": given.get("num_threads"), "log_info": tuple(log_info) or None}
+        taken |= accepted(part, {key: value for key, value in by_name.items() if value is not None}, by_name=True)
         try:
             made = part(**{**taken, **env_kwargs})
         except TypeError as error:
@@ -218,10 +227,17 @@ def _own_vector(
         )
     if isinstance(made, VectorEnv):
         place = "cpu" if given["device"] == "cpu" else None  # else the env's own
-        return GymnasiumVectorEnv(made, name=name, leave_out=leave_out, device=place, closes=made is not part)
+        kept: dict[str, Any] = {"leave_out": leave_out, "log_info": log_info}
+        return GymnasiumVectorEnv(made, name=name, device=place, closes=made is not part, **kept)
     missing = [key for key in _NEEDED if not hasattr(made, key)]
     if missing:
         raise UsageError(f"env {name!r} has no attribute {missing[0]}, which every proxima VecEnv has.")
+    if absent := [key for key in log_info if key not in made.log_info]:
+        known = ", ".join(made.log_info) or "no info"
+        raise UsageError(
+            f"log_info is {', '.join(log_info)}, but env {name!r} reports {known}: leave {absent[0]} out, or add it to "
+            "the log_info and take_info of the env."
+        )
     return made
 
 

@@ -17,7 +17,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from proxima.errors import UsageError
-from proxima.own_parts import find_part, is_given, only_in_python
+from proxima.own_parts import find_part, is_given, only_in_python, with_keywords
 
 Wrapper = Callable[[gym.Env], gym.Env]
 
@@ -117,7 +117,7 @@ def find_wrappers(named: Sequence[str | Mapping[str, Any]]) -> tuple[Wrapper, ..
     """The wrappers of the option `wrappers`: names, or mappings of a name to keywords."""
     found = []
     for item in named:
-        ((name, keywords),) = [(item, {})] if isinstance(item, str) else item.items()
+        name, keywords = with_keywords(item)
         wrapper = find_part(name, what="wrapper")
         if not callable(wrapper):
             raise UsageError(f"wrapper {name!r} is {wrapper!r}, but it must be a class or function that takes an env.")

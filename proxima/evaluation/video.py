@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxima.envs.action_hold import Hold
-from proxima.envs.gymnasium.env_errors import first_line
 from proxima.envs.gymnasium.env_group import Recipe
 from proxima.envs.gymnasium.masked_env import MaskedEnv, mask_source
 from proxima.envs.gymnasium.spaces import step_seconds
 from proxima.envs.own import OwnSpec, Wrapper
-from proxima.errors import UsageError
+from proxima.errors import UsageError, one_line
 from proxima.evaluation.camera import follow, follow_in_window, is_mujoco
 from proxima.evaluation.headless import explain_broken_choice, offscreen, require_display
 from proxima.evaluation.limits import check_number
@@ -252,7 +251,8 @@ def _opened(
         follow(env, env_kwargs)
         if masks:
             # Whether a mask is in the info is tried on an env without a window.
-            source = mask_source(env, Recipe.of(env_id, env_kwargs=env_kwargs, wrappers=wrappers).build)
+            unseen = Recipe.of(env_id, env_kwargs=env_kwargs, max_episode_steps=max_episode_steps, wrappers=wrappers)
+            source = mask_source(env, unseen.build)
             if not source:
                 raise UsageError(f"env {recipe.spec.id!r} has no action_mask, but the policy was trained with masks.")
             env = MaskedEnv(env, source)
@@ -322,8 +322,7 @@ def _explained(env: gym.Env, what: str) -> Iterator[None]:
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
-        text = first_line(error).rstrip(".")
-        raise UsageError(f"env {_name(env)!r}: {what}: {type(error).__name__}: {text}.") from error
+        raise UsageError(f"env {_name(env)!r}: {what}: {one_line(error).rstrip('.')}.") from error
 
 
 def _name(env: gym.Env) -> str:

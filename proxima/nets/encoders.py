@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from proxima.errors import UsageError
+from proxima.errors import UsageError, one_line
 from proxima.nets.own import build, check_outputs, find_class, made_up
 
 
@@ -147,8 +147,7 @@ def _features(network: nn.Module, x: Tensor, out: int, what: str) -> Tensor:
     try:
         found = network(x)
     except Exception as error:  # of the user's code
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        raise UsageError(f"{what} failed for an input of shape {list(x.shape)} ({reason}).") from error
+        raise UsageError(f"{what} failed for an input of shape {list(x.shape)} ({one_line(error)}).") from error
     if not isinstance(found, Tensor):
         raise UsageError(f"{what} returned a {type(found).__name__}, but it must be a tensor [B, {out}].")
     if found.shape != (len(x), out):

@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from proxima.errors import UsageError
+from proxima.masks import ACTION_MASK
 from proxima.own_parts import find_part
 
 if TYPE_CHECKING:
@@ -121,6 +123,12 @@ def policy_trial(policy: "Policy", what: str) -> Callable[[slice], list[Tensor]]
     """Runs the policy on rows of made-up observations, and checks the shapes of what it returns."""
     obs = {key: made_up(o.shape) for key, o in policy.obs_specs.items()}
     obs |= {key: obs[key].abs().mul(255).byte() for key, o in policy.obs_specs.items() if o.dtype == "uint8"}
+    sizes = policy.spec.action.sizes if policy.spec.has_masks else ()
+    valid = (torch.arange(1, 1 + ROWS)[:, None] % torch.tensor(sizes)).long()  # [ROWS, columns], one choice each
+    if sizes:
+        columns = zip(valid.unbind(-1), sizes, strict=True)
+        obs[ACTION_MASK] = torch.cat([F.one_hot(column, size) for column, size in columns], -1).byte()
+        valid = valid[:, 0] if policy.spec.action.kind == "discrete" else valid
     noise, first = made_up((policy.noise_size,)), policy.first_state(ROWS)
 
     def run(rows: slice) -> list[Tensor]:
@@ -142,6 +150,14 @@ def policy_trial(policy: "Policy", what: str) -> Callable[[slice], list[Tensor]]
             _check_shape(f"{what}: {name}", x, (count,))
         if state is not None:
             _check_shape(f"{what}: the state of act", acted.state, tuple(state.shape))
+        if sizes:
+            taken = (acted.action, policy.act(seen, None, state).action)
+            is_certain = bool((distribution.log_prob(valid[rows]).abs() < 1e-3).all())
+            if not is_certain or any(not torch.equal(action, valid[rows]) for action in taken):
+                raise UsageError(
+                    f"{what} takes invalid actions: give its head the mask, "
+                    "self.action_head(features, self.action_mask(obs))."
+                )
         return [acted.action, acted.env_action, *(x for x in (*found.values(), acted.state) if x is not None)]
 
     return run

@@ -8,7 +8,7 @@ from proxima.config.sections import NormalizeOptions, PolicyOptions
 from proxima.errors import UsageError
 from proxima.nets.encoders import init_layer
 from proxima.nets.masked_linear import masked_linear
-from proxima.nets.policy import Acted, Policy
+from proxima.nets.policy import Policy
 from proxima.nets.spec import Spec
 from proxima.nets.trunk import Obs, Trunk
 
@@ -34,7 +34,6 @@ class QNetwork(Policy):
     """Q-values for dictionary observations and one discrete action; not recurrent."""
 
     noise_size = 2
-    state_size = actor_state_size = 0
     values_are_cheap = True
 
     def __init__(self, spec: Spec, options: PolicyOptions, normalize: NormalizeOptions):
@@ -52,7 +51,6 @@ class QNetwork(Policy):
         for key, encoder in self.encoder_options.items():
             if encoder.use == "critic":
                 raise UsageError(f"encoders give {key!r} to the critic alone, but DQN has none: use all or none.")
-        self.actor_keys = self.keys
         self.actor_trunk = Trunk(self.obs_specs, self.encoder_options, options)
         features, orthogonal = self.actor_trunk.out_features, options.orthogonal_init
         self.action_head = QHead(features, action.sizes[0], orthogonal=orthogonal)
@@ -68,21 +66,6 @@ class QNetwork(Policy):
         """The distribution, with Q `[B, A]`, and the highest Q `[B]` of normalised observations."""
         distribution = self.action_head(self.actor_trunk(obs), self.action_mask(obs))
         return distribution, distribution.q.amax(-1)
-
-    def value(self, obs: Obs, state: Tensor | None = None, start: Tensor | None = None) -> Tensor:
-        """The highest Q `[B]` of normalised observations."""
-        return self(obs)[1]
-
-    @torch.no_grad()
-    def act(
-        self, obs: Obs, noise: Tensor | None = None, state: Tensor | None = None, *, with_value: bool = False
-    ) -> Acted:
-        """Actions `[B]` for unnormalised observations: epsilon-greedy with `noise` `[B, 2]`, else greedy."""
-        distribution, value = self(self.normalizer(obs))
-        action = distribution.mode() if noise is None else distribution.sample(noise)
-        if not with_value:
-            return Acted(action, action, None)
-        return Acted(action, action, None, distribution.log_prob(action), value)
 
     def to_env(self, action: Tensor) -> Tensor:
         """The action unchanged; `ActionSpec.to_env` adds the start of the env's Discrete space."""

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from proxima.errors import UsageError
-from proxima.own_parts import find_part
+from proxima.errors import UsageError, one_line
+from proxima.own_parts import find_part, with_keywords
 
 
 def make_logger(named: str | Mapping[str, Any], run_dir: Path) -> Any:
@@ -14,7 +14,7 @@ def make_logger(named: str | Mapping[str, Any], run_dir: Path) -> Any:
 
     A class or function is called, with the keywords, and with `run_dir` if it has such a parameter.
     """
-    ((name, keywords),) = [(named, {})] if isinstance(named, str) else named.items()
+    name, keywords = with_keywords(named)
     part = find_part(name, what="logger")
     logger = part if _is_logger(part) else _called(part, name, run_dir, keywords) if callable(part) else None
     if logger is None or not _is_logger(logger):
@@ -35,6 +35,6 @@ def _called(maker: Callable[..., Any], name: str, run_dir: Path, keywords: Mappi
         return maker(**({"run_dir": run_dir} if takes_folder else {}), **keywords)
     except Exception as error:
         raise UsageError(
-            f"logger is {name!r}, but it cannot be made ({type(error).__name__}: {error}): give its keywords, "
+            f"logger is {name!r}, but it cannot be made ({one_line(error)}): give its keywords, "
             f"{{{name}: {{...}}}}, or give it as an object, train(loggers=[...])."
         ) from error

@@ -13,9 +13,9 @@ from torch import nn
 from proxima.config import Config
 from proxima.envs.action_hold import Hold
 from proxima.envs.contract import VecEnv
-from proxima.envs.gymnasium.env_errors import asks_to_stop, first_line
+from proxima.envs.gymnasium.env_errors import asks_to_stop
 from proxima.envs.make import make_env, num_envs_of
-from proxima.errors import UsageError
+from proxima.errors import UsageError, first_line
 from proxima.evaluation.episodes import MOST_ENVS, Episode, run_episodes
 from proxima.evaluation.policy import LoadedPolicy
 from proxima.evaluation.world import view_options

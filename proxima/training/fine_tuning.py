@@ -34,10 +34,11 @@ def start_from(algorithm: Algorithm, path: str | Path) -> tuple[Path, str]:
         layers = _layers({name: x for name, x in own.items() if x.requires_grad})
         fits = {layer: params for layer, params in layers.items() if _differing(params, theirs) is None}
         if not fits:
+            nets = saved.config.policy
+            built = f"policy_class {nets.policy_class}" if nets.policy_class else f"hidden_sizes {nets.hidden_sizes}"
             raise UsageError(
                 f"init_from is {path}, but none of its weights fit this run: it was trained on "
-                f"{saved.config.env.env} with {saved.config.algorithm.algorithm} and hidden_sizes "
-                f"{saved.config.policy.hidden_sizes}."
+                f"{saved.config.env.env} with {saved.config.algorithm.algorithm} and {built}."
             )
         with torch.no_grad():
             for params in fits.values():

@@ -243,6 +243,18 @@ def test_a_state_of_an_older_version_is_read() -> None:
     assert equal(everything(one), everything(two))
 
 
+def test_a_state_without_one_of_the_keys_is_refused_in_one_sentence() -> None:
+    """As those of masked envs that were saved before masks were stored."""
+    world = World()
+    replay = make(world)
+    replay.add(world.play())
+    state = replay.state_at(replay.end)
+    gone = next(iter(state["obs"]))
+    state["obs"] = {key: x for key, x in state["obs"].items() if key != gone}
+    with pytest.raises(UsageError, match=f"the saved replay buffer has no observation '{gone}', which the env has now"):
+        replay.load_state(state)
+
+
 def test_a_mark_that_is_too_old_is_refused() -> None:
     world = World()
     replay = make(world)

@@ -46,7 +46,11 @@ class Counting(VectorEnv):
             mask = options["reset_mask"]
             assert isinstance(mask, torch.Tensor) == self.tensors
             self.start(np.asarray(mask))
-        return self.give(self.observe()), {}
+        return self.give(self.observe()), self.info()
+
+    def info(self) -> dict[str, Any]:
+        """Of the envs as they are now."""
+        return {}
 
     def start(self, mask: np.ndarray) -> None:
         self.episode += mask
@@ -67,12 +71,56 @@ class Counting(VectorEnv):
         self.over = ended
         if self.mode is AutoresetMode.SAME_STEP and ended.any():
             info = {"final_obs": self.give(self.observe())}
+            info |= {"final_info": self.info()} if self.info() else {}
             self.start(ended)
+        info |= self.info()
         values = (self.observe(), reward, terminated, truncated)
         return *(self.give(x) for x in values), info  # type: ignore[return-value]
 
     def close_extras(self) -> None:
         self.is_closed = True
+
+
+class MaskedCounting(Counting):
+    """Action 3 is invalid in even steps, 4 in odd ones; where an episode is over, both are. Counts invalid actions.
+
+    The numbers `time` (per env) and `episodes` (of all) are in the info.
+    """
+
+    def __init__(self, num_envs: int = 2, *, way: str = "info", **options: Any) -> None:
+        super().__init__(num_envs, **options)
+        self.way, self.invalid, self.level = way, 0, 0
+        if way == "observation":
+            masks = spaces.MultiBinary(2)
+            self.single_observation_space = spaces.Dict({"seen": self.single_observation_space, "action_mask": masks})
+        if way == "method":
+            self.action_masks = lambda: self.give(self.mask())
+
+    def mask(self) -> np.ndarray:
+        odd = self.time % 2 == 1
+        return np.stack([odd, ~odd], 1) & (self.time < self.limit)[:, None]
+
+    def observe(self) -> Any:
+        return (
+            {"seen": super().observe(), "action_mask": self.mask()} if self.way == "observation" else super().observe()
+        )
+
+    def give(self, array: Any) -> Any:
+        return {key: self.give(x) for key, x in array.items()} if isinstance(array, dict) else super().give(array)
+
+    def info(self) -> dict[str, Any]:
+        masks = {"action_mask": self.give(self.mask())} if self.way == "info" else {}
+        return {**masks, "time": self.give(self.time), "episodes": float(self.episode.sum())}
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        acts = ~self.over if self.mode is AutoresetMode.NEXT_STEP else np.ones(self.num_envs, bool)
+        chosen = np.asarray(actions) - 3
+        self.invalid += int((~self.mask()[np.arange(self.num_envs), chosen] & acts).sum())
+        return super().step(actions)
+
+    def set_level(self, level: int) -> int:
+        self.level = level
+        return level
 
 
 def make_counting(num_envs: int, mode: str = "SAME_STEP") -> Counting:

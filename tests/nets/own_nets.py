@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from proxima.algo.distributions import Distribution, EpsilonGreedy
+from proxima.algo.distributions import Distribution, EpsilonGreedy, masked
 from proxima.algo.extra_loss import Outputs
 from proxima.nets.actor_critic import ActionHead, ActorCritic
 from proxima.nets.policy import Acted, Policy
@@ -148,16 +148,27 @@ class Shared(Policy):
         self.noise_size = self.action_head.noise_size
 
     def features(self, obs: Obs) -> Tensor:
-        return torch.tanh(self.body(torch.cat([obs[key].flatten(1) for key in self.keys], -1)))
+        return torch.tanh(self.body(torch.cat([obs[key].flatten(1) for key in self.obs_specs], -1)))
 
     def forward(
         self, obs: Obs, state: Tensor | None = None, start: Tensor | None = None
     ) -> tuple[Distribution, Tensor]:
         features = self.features(obs)
-        return self.action_head(features), self.value_head(features).squeeze(-1)
+        return self.action_head(features, self.action_mask(obs)), self.value_head(features).squeeze(-1)
 
     def to_env(self, action: Tensor) -> Tensor:
         return self.action_head.to_env(action)
+
+
+class Deeper(Shared):
+    """With one more layer."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.second = nn.Linear(8, 8)
+
+    def features(self, obs: Obs) -> Tensor:
+        return torch.tanh(self.second(super().features(obs)))
 
 
 class WithState(Shared):
@@ -179,7 +190,7 @@ class WithState(Shared):
             state = 0.5 * state.masked_fill(begins[:, None], 0.0) + 0.5 * now
             means.append(state)
         mean = torch.cat(means)
-        return self.action_head(mean), self.value_head(mean).squeeze(-1)
+        return self.action_head(mean, self.action_mask(obs)), self.value_head(mean).squeeze(-1)
 
     @torch.no_grad()
     def act(
@@ -187,7 +198,7 @@ class WithState(Shared):
     ) -> Acted:
         features = self.features(self.normalizer(obs))
         state = 0.5 * (torch.zeros_like(features) if state is None else state) + 0.5 * features
-        distribution = self.action_head(state)
+        distribution = self.action_head(state, self.action_mask(obs))
         action = distribution.mode() if noise is None else distribution.sample(noise)
         value = self.value_head(state).squeeze(-1)
         return Acted(action, self.to_env(action), state, distribution.log_prob(action), value)
@@ -195,6 +206,11 @@ class WithState(Shared):
 
 class ForgetsItsState(WithState):
     act = Policy.act
+
+
+class WithoutMasks(Shared):
+    def action_mask(self, obs: Obs) -> None:
+        return None
 
 
 class ValueOfOneColumn(Shared):
@@ -225,10 +241,18 @@ class Duelling(QNetwork):
     def forward(
         self, obs: Obs, state: Tensor | None = None, start: Tensor | None = None
     ) -> tuple[EpsilonGreedy, Tensor]:
-        features = self.actor_trunk(obs)
+        features, mask = self.actor_trunk(obs), self.action_mask(obs)
         advantage = self.action_head(features).q
-        q = self.level(features) + advantage - advantage.mean(-1, keepdim=True)
-        return EpsilonGreedy(q, self.epsilon), q.amax(-1)
+        q = masked(self.level(features) + advantage - advantage.mean(-1, keepdim=True), mask)
+        return EpsilonGreedy(q, self.epsilon, mask), q.amax(-1)
+
+
+class DuellingWithoutMasks(Duelling):
+    """Explores within the mask, but its greedy action is any."""
+
+    def forward(self, *inputs: Any) -> tuple[EpsilonGreedy, Tensor]:
+        distribution = super().forward({**inputs[0], "action_mask": torch.ones_like(inputs[0]["action_mask"])})[0]
+        return EpsilonGreedy(distribution.q, self.epsilon, self.action_mask(inputs[0])), distribution.q.amax(-1)
 
 
 class Doubled(ActorCritic):

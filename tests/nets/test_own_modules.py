@@ -16,6 +16,11 @@ from tests.nets import own_nets
 HERE = "tests.nets.own_nets"
 BOX, CHOICE = ActionSpec("box", (2,), (-1.0,) * 2, (1.0,) * 2), ActionSpec("discrete", (3,))
 LIDAR = {"lidar": ObsSpec((6,), "float32"), "state": ObsSpec((3,), "float32")}
+MASKED: dict[str, Any] = {
+    "obs": LIDAR | {"action_mask": ObsSpec((7,), "uint8")},
+    "action": ActionSpec("multi_discrete", (3, 4), shape=(2,)),
+}
+MASKED_CHOICE = LIDAR | {"action_mask": ObsSpec((3,), "uint8")}
 
 
 def make(obs: dict[str, ObsSpec] = LIDAR, action: ActionSpec = BOX, **options: Any) -> Policy:
@@ -180,6 +185,11 @@ def test_convolutions_and_a_network_exclude_each_other() -> None:
         ({"policy_kwargs": {"width": 1}}, "policy_kwargs are {'width': 1}, but they are for a policy of your own"),
         ({"policy": own_nets.Shared, "algorithm": "DQN"}, "not a subclass of proxima.nets.q_network.QNetwork"),
         ({"policy": own_nets.Shared, "algorithm": "distillation"}, "not a subclass of .*ActorCritic"),
+        (MASKED | {"policy": own_nets.WithoutMasks}, "WithoutMasks takes invalid actions: give its head the mask"),
+        (
+            {"obs": MASKED_CHOICE, "action": CHOICE, "policy": own_nets.DuellingWithoutMasks, "algorithm": "DQN"},
+            "DuellingWithoutMasks takes invalid actions",
+        ),
     ],
 )
 def test_policies_that_are_refused(options: dict[str, Any], message: str) -> None:
@@ -199,3 +209,20 @@ def test_policies_that_are_refused(options: dict[str, Any], message: str) -> Non
 )
 def test_policies_that_are_taken(action: ActionSpec, options: dict[str, Any]) -> None:
     assert type(make(action=action, **options)) is options["policy"]
+
+
+@pytest.mark.parametrize("encoders", [{}, {"action_mask": {"use": "all"}}])
+@pytest.mark.parametrize(
+    ("obs", "action", "options"),
+    [
+        (MASKED["obs"], MASKED["action"], {"policy": own_nets.Shared}),
+        (MASKED["obs"], MASKED["action"], {"policy": own_nets.WithState, "rnn": "gru"}),
+        (MASKED["obs"], MASKED["action"], {"policy": own_nets.Doubled}),
+        (MASKED_CHOICE, CHOICE, {"policy": own_nets.Shared}),
+        (MASKED_CHOICE, CHOICE, {"policy": own_nets.Duelling, "algorithm": "DQN"}),
+    ],
+)
+def test_policies_of_masked_envs_that_are_taken(
+    obs: dict[str, ObsSpec], action: ActionSpec, options: dict[str, Any], encoders: dict[str, Any]
+) -> None:
+    assert type(make(obs, action, encoders=encoders, **options)) is options["policy"]

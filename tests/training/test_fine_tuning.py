@@ -57,6 +57,7 @@ def test_the_metadata_says_where_a_run_came_from_and_a_resume_keeps_it_without_r
     assert checkpoint.read_metadata(resumed.checkpoint)["init_from"] == found["init_from"]
 
 
+@pytest.mark.slow
 def test_a_fine_tuned_run_resumes_to_the_bit() -> None:
     source = train(**HOPPER)
     options = HOPPER | {"init_from": str(source.run_dir), "checkpoint_freq": 1, "keep_checkpoints": "all"}

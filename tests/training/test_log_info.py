@@ -87,7 +87,9 @@ def test_what_is_not_there_is_refused_in_batch_mode() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [HILLS, SMALL | {"env": "Hopper-v5", "total_timesteps": 512}], ids=["sync", "batch"]
+    "options",
+    [HILLS, pytest.param(SMALL | {"env": "Hopper-v5", "total_timesteps": 512}, marks=pytest.mark.slow)],
+    ids=["sync", "batch"],
 )
 def test_it_changes_nothing_and_resumes_to_the_bit(options: dict[str, Any]) -> None:
     key = "count" if options["env"] == HILL else "x_velocity"

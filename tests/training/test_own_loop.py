@@ -43,7 +43,7 @@ def lower_the_rate(trainer: Trainer, metrics: dict[str, float]) -> None:
         trainer.learning_rate = 1e-5
 
 
-@pytest.mark.parametrize("options", [PPO, DQN], ids=["PPO", "DQN"])
+@pytest.mark.parametrize("options", [PPO, pytest.param(DQN, marks=pytest.mark.slow)], ids=["PPO", "DQN"])
 def test_a_learning_rate_set_by_hand_survives_a_resume_to_the_bit(options: dict[str, Any]) -> None:
     whole = train(**options, on_iteration=lower_the_rate)
     rates = [row["learning_rate"] for row in rows(whole.run_dir)]

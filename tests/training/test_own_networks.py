@@ -10,11 +10,10 @@ import torch
 
 from proxima import load_policy, train
 from proxima.cli import main
-from proxima.config import load_config
 from proxima.errors import UsageError
 from proxima.evaluation.export import export
+from proxima.runs import checkpoint
 from proxima.runs.metrics import tag
-from proxima.training.trainer import Trainer
 from tests import probes
 from tests.nets import own_nets
 from tests.training.runs import SMALL, assert_same_end, metrics
@@ -42,21 +41,17 @@ def probe_envs() -> None:
     probes.register()
 
 
-def stopped_and_resumed(options: dict[str, Any]) -> tuple[Any, Any]:
-    """A run, and the same one stopped after two iterations and resumed by the names in its checkpoint."""
-    whole = train(**options)
-    trainer = Trainer(load_config(None, options))
-    for row in trainer.iterations():
-        if row["iteration"] == 2:
-            break
-    return whole, train(resume_from=trainer.result().checkpoint)
+def whole_and_resumed(options: dict[str, Any]) -> tuple[Any, Any]:
+    """A run, and its end once more, resumed after two iterations by the names in the checkpoint."""
+    whole = train(**options, checkpoint_freq=1, keep_checkpoints="all")
+    return whole, train(resume_from=checkpoint.list_checkpoints(whole.run_dir)[1])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_resume_ends_with_the_same_bits(case: str) -> None:
     options = SMALL | {"total_timesteps": 512} | CASES[case]
-    whole, resumed = stopped_and_resumed(options)
+    whole, resumed = whole_and_resumed(options)
     assert_same_end(whole.checkpoint, resumed.checkpoint)
     assert metrics(whole.run_dir)[2:] == metrics(resumed.run_dir)
     first = train(**options | {"total_timesteps": 1}).policy.state_dict()
@@ -66,8 +61,8 @@ def test_a_resume_ends_with_the_same_bits(case: str) -> None:
 
 @pytest.mark.slow
 def test_encoder_and_loss_in_a_compiled_gru_are_resumed_and_exported(caplog: pytest.LogCaptureFixture) -> None:
-    options = SMALL | CASES["encoder, gru"] | {"loss": own_nets.growing, "compile": "on", "total_timesteps": 512}
-    whole, resumed = stopped_and_resumed(options)
+    options = SMALL | CASES["encoder, gru"] | {"loss": own_nets.growing, "compile": "on", "total_timesteps": 384}
+    whole, resumed = whole_and_resumed(options)
     assert "not compiled" not in caplog.text
     assert_same_end(whole.checkpoint, resumed.checkpoint)
     policy = load_policy(resumed.run_dir)

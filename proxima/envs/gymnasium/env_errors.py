@@ -27,16 +27,3 @@ def close_env(env: Any) -> None:
     except BaseException as error:
         if asks_to_stop(error):
             raise
-
-
-def first_line(error: BaseException) -> str:
-    """First line of an exception's message; of its `repr` if it has none."""
-    try:
-        return (str(error).strip() or repr(error)).splitlines()[0]
-    except Exception:  # a __str__ that raises
-        return f"a {type(error).__name__} without a readable message"
-
-
-def one_line(error: BaseException) -> str:
-    """Type and message of an exception in one line."""
-    return f"{type(error).__name__}: {first_line(error)}"

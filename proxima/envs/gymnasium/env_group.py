@@ -23,7 +23,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from proxima.envs.action_hold import repeat
 from proxima.envs.catalog import find_spec, is_emulator, is_mujoco
 from proxima.envs.checks import check_count
-from proxima.envs.gymnasium.env_errors import asks_to_stop, close_env, first_line, one_line
+from proxima.envs.gymnasium.env_errors import asks_to_stop, close_env
 from proxima.envs.gymnasium.exactness_trial import why_inexact
 from proxima.envs.gymnasium.masked_env import MaskedEnv, Source, mask_source
 from proxima.envs.gymnasium.plain import Plain
@@ -31,7 +31,7 @@ from proxima.envs.gymnasium.snapshot import NotPlain, TrackedEnv
 from proxima.envs.gymnasium.spaces import Buffers, Layout, layout_of
 from proxima.envs.gymnasium.step_values import reported_number, reported_success
 from proxima.envs.own import OwnSpec, Wrapper, is_vector, makes_vector
-from proxima.errors import EnvFailure, UsageError
+from proxima.errors import EnvFailure, UsageError, first_line, one_line
 
 
 def usage_error(spec: EnvSpec, error: BaseException) -> UsageError:

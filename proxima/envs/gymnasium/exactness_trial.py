@@ -11,9 +11,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from proxima.envs.gymnasium.env_errors import asks_to_stop, close_env, one_line
+from proxima.envs.gymnasium.env_errors import asks_to_stop, close_env
 from proxima.envs.gymnasium.masked_env import MaskedEnv
 from proxima.envs.gymnasium.snapshot import TrackedEnv
+from proxima.errors import one_line
 
 TRIAL_SECONDS = 20.0
 """For everything except building the envs and resetting them for the first time."""

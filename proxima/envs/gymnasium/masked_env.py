@@ -61,25 +61,14 @@ class MaskedEnv(gym.Wrapper):
     def __init__(self, env: gym.Env, source: Source) -> None:
         super().__init__(env)
         self._source = source
-        self._sizes, self._start = _choices(env.action_space)
+        self._sizes, self._start = choices(env.action_space)
         self._first = np.cumsum([0, *self._sizes[:-1]])  # the first number of each column
         self._now = self._everything()
         self._method = env.get_wrapper_attr("action_masks") if source == "method" else None
-        inner = env.observation_space
-        self._is_dict = isinstance(inner, spaces.Dict)
-        keys = OrderedDict(inner.spaces if isinstance(inner, spaces.Dict) else {"obs": inner})
-        if ACTION_MASK in keys and source == "observation":
-            self._check_space(keys[ACTION_MASK])
-        keys[ACTION_MASK] = spaces.Box(0, 1, (sum(self._sizes),), np.uint8)
-        self.observation_space = spaces.Dict(keys)
-
-    def _check_space(self, space: spaces.Space) -> None:
-        size = spaces.flatdim(space) if space.shape is None else int(np.prod(space.shape))
-        if size != sum(self._sizes):
-            raise UsageError(
-                f"observation {ACTION_MASK!r} has {size} numbers, but the action space {self.env.action_space} has "
-                f"{sum(self._sizes)} choices: this key is reserved for their mask, rename it if it is something else"
-            )
+        self._is_dict = isinstance(env.observation_space, spaces.Dict)
+        if source == "observation":
+            check_mask_space(env.observation_space[ACTION_MASK], env.action_space)
+        self.observation_space = space_with_mask(env.observation_space, sum(self._sizes))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """The first observation, with its mask."""
@@ -135,8 +124,26 @@ class MaskedEnv(gym.Wrapper):
         return mask
 
 
-def _choices(space: spaces.Space) -> tuple[tuple[int, ...], NDArray[np.int64]]:
+def choices(space: spaces.Space) -> tuple[tuple[int, ...], NDArray[np.int64]]:
     """The number of choices of each column, and the first of them."""
     assert isinstance(space, (spaces.Discrete, spaces.MultiDiscrete))
     sizes = space.n if isinstance(space, spaces.Discrete) else space.nvec
     return tuple(int(n) for n in np.ravel(sizes)), np.ravel(space.start).astype(np.int64)
+
+
+def check_mask_space(space: spaces.Space, action_space: spaces.Space) -> None:
+    """Raise a UsageError if the space of the observation key `action_mask` has another size than a mask."""
+    size = spaces.flatdim(space) if space.shape is None else int(np.prod(space.shape))
+    count = sum(choices(action_space)[0])
+    if size != count:
+        raise UsageError(
+            f"observation {ACTION_MASK!r} has {size} numbers, but the action space {action_space} has {count} choices: "
+            "this key is reserved for their mask, rename it if it is something else"
+        )
+
+
+def space_with_mask(space: spaces.Space, size: int) -> spaces.Dict:
+    """An observation space with the key `action_mask`, which replaces one that it may have."""
+    keys = OrderedDict(space.spaces if isinstance(space, spaces.Dict) else {"obs": space})
+    keys[ACTION_MASK] = spaces.Box(0, 1, (size,), np.uint8)
+    return spaces.Dict(keys)

@@ -176,6 +176,11 @@ def episode_info(env: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def episode_names(env: Any, log_info: Collection[str]) -> tuple[str, ...]:
+    """Names of the statistics of an episode: the env's `episode_info`, and the keys `log_info`."""
+    return tuple(dict.fromkeys((*episode_info(env), *(name for name in log_info if name not in _TAKEN))))
+
+
 def step_seconds(env: Any) -> float | None:
     """Simulated seconds per env step: `dt` or `tau` of the env, else from its frame rate, else None."""
     inner = env.unwrapped
@@ -192,9 +197,8 @@ def step_seconds(env: Any) -> float | None:
 def layout_of(env: Any, leave_out: Collection[str] = (), log_info: tuple[str, ...] = ()) -> Layout:
     """The layout of a Gymnasium env; the keys `log_info` are also statistics of its episodes."""
     spaces_ = ObservationLayout(env.observation_space, leave_out), ActionLayout(env.action_space)
-    names = dict.fromkeys((*episode_info(env), *(name for name in log_info if name not in _TAKEN)))
-    limit = find_time_limit(env)
-    return Layout(*spaces_, step_seconds(env), tuple(names), log_info, limit and limit._max_episode_steps)
+    names, limit = episode_names(env, log_info), find_time_limit(env)
+    return Layout(*spaces_, step_seconds(env), names, log_info, limit and limit._max_episode_steps)
 
 
 @dataclass(slots=True)

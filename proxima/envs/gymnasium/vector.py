@@ -6,24 +6,22 @@ learned from it. Gymnasium's own `SyncVectorEnv` and `AsyncVectorEnv` can reset 
 so they skip nothing.
 """
 
-import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from torch import Tensor
 
 from proxima.envs.action_hold import Hold, Holder
 from proxima.envs.checks import check_seed
 from proxima.envs.contract import Episodes, Obs, Step, VecEnv
-from proxima.envs.gymnasium.spaces import ONE_HOT, ActionLayout, Leaf, ObservationLayout, episode_info, step_seconds
-from proxima.errors import EnvFailure, UsageError
-from proxima.masks import ACTION_MASK
-
-log = logging.getLogger("proxima")
+from proxima.envs.gymnasium.spaces import ONE_HOT, ActionLayout, Leaf, ObservationLayout, episode_names, step_seconds
+from proxima.envs.gymnasium.step_values import reported_number
+from proxima.envs.gymnasium.vector_masks import VectorMasks
+from proxima.errors import EnvFailure, UsageError, one_line
 
 
 class GymnasiumVectorEnv(VecEnv):
@@ -33,6 +31,7 @@ class GymnasiumVectorEnv(VecEnv):
         env: The vector env.
         name: What messages call it.
         leave_out: Observation keys to leave out where a policy cannot take their space.
+        log_info: Keys of the `info` whose numbers `take_info` averages: one per env, or one for all.
         device: "cpu" to have the tensors of a GPU on the CPU; None is the env's own device.
         closes: Whether `close` closes the env; False for an object that belongs to the user.
     """
@@ -43,29 +42,32 @@ class GymnasiumVectorEnv(VecEnv):
         *,
         name: str,
         leave_out: Collection[str] = (),
+        log_info: Collection[str] = (),
         device: str | None = None,
         closes: bool = True,
     ) -> None:
         self._env, self._name, self._closes = env, name, closes
         self.num_envs = env.num_envs
         self.holder = Holder(self.num_envs)
-        self._layout = ObservationLayout(env.single_observation_space, leave_out)
+        mode = _autoreset_mode(env, name)
+        seen, info = env.reset()
+        self._masks = VectorMasks(env, name, info)
+        self._layout = ObservationLayout(self._masks.space, leave_out)
         self._action = ActionLayout(env.single_action_space)
         self.observation_space, self.action_space = self._layout.space, env.single_action_space
         self.left_out = self._layout.left_out
         self.step_seconds = step_seconds(env)
-        self.episode_info = episode_info(env)
-        mode = _autoreset_mode(env, name)
+        self.log_info, self.episode_info = tuple(log_info), episode_names(env, log_info)
         self._resets = mode is AutoresetMode.DISABLED or type(env) in (SyncVectorEnv, AsyncVectorEnv)
         self._resets &= mode is not AutoresetMode.SAME_STEP
         self.skips = mode is AutoresetMode.NEXT_STEP and not self._resets
-        seen, info = env.reset()
-        self._warn_of_mask(info)
-        first = _part(seen, self._layout.leaves[0])
+        first = _part(self._masks.add(seen, info), self._layout.leaves[0])
         self._takes_tensors = isinstance(first, Tensor)
         self._own_device = first.device if isinstance(first, Tensor) else torch.device("cpu")
         self.device = self._own_device if device is None else torch.device(device)
         self._started = False
+        self._info_sum = torch.zeros(2, len(self.log_info), dtype=torch.float64, device=self.device)
+        """Sums of the numbers of `log_info`, and how many they are."""
         self._return: Tensor
         self._length: Tensor
         self._ended: Tensor
@@ -91,30 +93,18 @@ class GymnasiumVectorEnv(VecEnv):
             )
         self.holder.hold = hold
 
-    def _warn_of_mask(self, info: Mapping[str, Any]) -> None:
-        """A vector env's mask is an observation key; elsewhere it would be ignored silently."""
-        has_choices = isinstance(self.action_space, spaces.Discrete | spaces.MultiDiscrete)
-        is_key = ACTION_MASK in [leaf.key for leaf in self._layout.leaves]
-        if has_choices and not is_key and (ACTION_MASK in info or hasattr(self._env, "action_masks")):
-            log.warning(
-                "%s reports an action mask that is not used: make it the observation key %r (docs/action-masks.md).",
-                self._name,
-                ACTION_MASK,
-            )
-
     def reset(self, seed: int | None = None) -> Obs:
         """Start a new episode in every env."""
         check_seed(seed)
         self._forget()
         self._started = True
-        return self._read(self._env.reset(seed=seed)[0])
+        return self._read(self._masks.add(*self._env.reset(seed=seed)))
 
     def step(self, action: Tensor) -> Step:
         """Apply one action per env; see `VecEnv.step` for its shape."""
         if not self._started:
             raise UsageError("call reset before the first step")
         seen, reward, terminated, truncated, info = self._env.step(self._to_env(action))
-        obs = self._read(seen)
         reward, terminated, truncated = self._row(reward).double(), self._row(terminated), self._row(truncated)
         terminated, truncated, skipped, after_end = terminated.bool(), truncated.bool(), None, self._ended
         if self.skips and (self.device.type != "cpu" or bool(after_end.any())):
@@ -124,14 +114,51 @@ class GymnasiumVectorEnv(VecEnv):
         self._return = self._return.masked_fill(after_end, 0.0) + reward
         self._length = self._length.masked_fill(after_end, 0) + (1 if skipped is None else (~skipped).long())
         self._ended = ended = terminated | truncated
+        obs = self._read(self._with_masks(seen, info, terminated, ended))
         # On a GPU this test would synchronise; an env that must be reset needs its result.
-        final_obs = None
+        final_obs, last = None, info
         if (self.device.type != "cpu" and not self._resets) or bool(ended.any()):
-            final_obs, obs, info = self._end(obs, ended, truncated & ~terminated, info)
-        success = self._reported(info, "is_success" if "is_success" in info else "success")
-        reported = {name: self._reported(info, name) for name in self.episode_info}
+            final_obs, obs, last = self._end(obs, ended, truncated & ~terminated, info)
+        success = self._reported(last, "is_success" if "is_success" in last else "success")
+        reported = {name: self._reported(last, name) for name in self.episode_info}
+        for column, name in enumerate(self.log_info):
+            numbers = self._reported(info, name)
+            if last is not info:
+                numbers = torch.where(ended, self._reported(last, name), numbers)
+            self._sum_info(column, numbers if skipped is None else numbers.masked_fill(skipped, torch.nan))
         episodes = Episodes(self._return, self._length, success, reported)
         return Step(obs, reward, terminated, truncated, final_obs, episodes, skipped=skipped)
+
+    def _with_masks(self, seen: Any, info: Mapping[str, Any], terminated: Tensor, ended: Tensor) -> Any:
+        if not self.skips and not self._resets:  # these are the observations after the end of an episode
+            return self._masks.add(seen, info)
+        # A skipped row chooses an action that is ignored; nothing is wrong if the mask of its final observation is 0.
+        return self._masks.add(seen, info, needed=~ended, over=ended if self.skips else terminated)
+
+    def _sum_info(self, column: int, numbers: Tensor) -> None:
+        known = numbers.isfinite()
+        self._info_sum[0, column] += numbers.masked_fill(~known, 0.0).sum()
+        self._info_sum[1, column] += known.sum()
+
+    def take_info(self) -> dict[str, float]:
+        """Means over the env steps since the last call."""
+        means = self._info_sum[0] / self._info_sum[1]
+        self._info_sum.zero_()
+        return dict(zip(self.log_info, means.tolist(), strict=True))
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the vector env, or of each env in Gymnasium's `SyncVectorEnv` and `AsyncVectorEnv`."""
+        inner = self._env
+        while not callable(found := getattr(inner, method, None)) and isinstance(inner, VectorWrapper):
+            inner = inner.env
+        try:
+            if callable(found):
+                return found(*args, **kwargs)
+            if callable(each := getattr(inner, "call", None)):
+                return list(each(method, *args, **kwargs))
+        except Exception as error:  # of the user's code
+            raise UsageError(f"{method} of env {self._name!r}: {one_line(error)}.") from error
+        raise UsageError(f"env {self._name!r} has no method {method!r} to call.")
 
     def _end(self, obs: Obs, ended: Tensor, cut: Tensor, info: Mapping[str, Any]) -> tuple[Obs, Obs, Mapping[str, Any]]:
         """The final observations, those to act on next, and the info of the ended episodes."""
@@ -140,7 +167,7 @@ class GymnasiumVectorEnv(VecEnv):
         if self._resets:
             final = {key: x.clone() for key, x in obs.items()}
             mask = ended.to(self._own_device) if self._takes_tensors else ended.numpy()
-            first = self._read(self._env.reset(options={"reset_mask": mask})[0])
+            first = self._read(self._masks.add(*self._env.reset(options={"reset_mask": mask}), needed=ended))
             return final, {key: torch.where(_like(ended, x), first[key], x) for key, x in final.items()}, info
         found = info.get("final_obs", info.get("final_observation"))
         if found is None and bool(cut.any()):
@@ -148,8 +175,11 @@ class GymnasiumVectorEnv(VecEnv):
                 f"{self._name} truncated an episode without its last observation, whose value is needed: an env with "
                 "autoreset mode SAME_STEP must return it as info['final_obs']."
             )
-        final = obs if found is None else self._read_final(found)
-        return final, obs, info.get("final_info", info)
+        last = info.get("final_info")
+        last = last if isinstance(last, Mapping) else info
+        if found is None:
+            return obs, obs, last
+        return self._read_final(self._masks.add_final(found, {} if last is info else last)), obs, last
 
     # Conversion ------------------------------------------------------------------------------------------------------
 
@@ -200,12 +230,16 @@ class GymnasiumVectorEnv(VecEnv):
         return action.to(_torch_dtype(layout.dtype)) if layout.dtype.kind in "iuf" else action
 
     def _reported(self, info: Mapping[str, Any], name: str) -> Tensor:
-        """`[N]` float64: numbers of the info, NaN where there is none."""
+        """`[N]` float64: numbers of the info, one per env or one for all; NaN where there is none."""
         value = info.get(name)
-        if not isinstance(value, np.ndarray | Tensor) or value.dtype == object or value.shape != (self.num_envs,):
+        if isinstance(value, np.ndarray) and value.dtype == object:
+            value = np.array([reported_number(one) for one in np.ravel(value)])
+        if not isinstance(value, np.ndarray | Tensor):
+            return torch.full_like(self._return, reported_number(value))
+        if value.shape not in ((), (1,), (self.num_envs,), (self.num_envs, 1)):
             return torch.full_like(self._return, torch.nan)
         known = info.get(f"_{name}")
-        numbers = self._row(value).double()
+        numbers = self._row(value).double().flatten().expand(self.num_envs)
         return numbers if known is None else numbers.masked_fill(~self._row(known).bool(), torch.nan)
 
     def _forget(self) -> None:
