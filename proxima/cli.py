@@ -43,6 +43,7 @@ _COMMON_OPTIONS = {
 
 
 _METAVARS = {bool: "True|False", int: "N", float: "X", list: "N", dict: "MAPPING"}
+_NAMED_METAVARS = {"init_from": "PATH", "teacher": "PATH", "wandb": "PROJECT"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -252,6 +253,8 @@ def _metavar(option: Option) -> str:
         return "{" + ",".join(option.choices) + "}"
     if option.is_list and (option.part or option.type == list[str]):
         return "NAME"
+    if option.name in _NAMED_METAVARS:
+        return _NAMED_METAVARS[option.name]
     return _METAVARS.get(type(option.default)) or option.name.split("_")[-1].upper()
 
 
