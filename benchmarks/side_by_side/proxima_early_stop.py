@@ -6,7 +6,7 @@ from proxima import evaluate, train
 
 run = train(
     env=Cart,
-    total_timesteps=200_000,
+    total_timesteps=100_000,
     num_envs=8,
     num_steps=256,
     learning_rate=1e-3,

@@ -30,7 +30,7 @@ class LidarNet(nn.Module):
 
 run = train(
     env=FindTheGap,
-    total_timesteps=40_000,
+    total_timesteps=20_000,
     num_envs=8,
     num_steps=128,
     learning_rate=1e-3,

@@ -32,7 +32,7 @@ class StopAndLog(BaseCallback):
 env = VecNormalize(make_vec_env(Cart, n_envs=8, seed=1))
 model = PPO("MlpPolicy", env, n_steps=256, learning_rate=1e-3, gamma=0.95, seed=1, device="cpu")
 model.set_logger(configure("logs", ["csv", "tensorboard"]))
-model.learn(200_000, callback=StopAndLog(-10.0))
+model.learn(100_000, callback=StopAndLog(-10.0))
 model.save("cart")
 env.save("cart_statistics.pkl")
 

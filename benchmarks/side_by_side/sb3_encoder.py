@@ -45,7 +45,7 @@ model = PPO(
     seed=1,
     device="cpu",
 )
-model.learn(40_000)
+model.learn(20_000)
 model.save("gap")
 
 mean, _ = evaluate_policy(model, make_vec_env(FindTheGap, n_envs=8, seed=1000), n_eval_episodes=100)

@@ -10,16 +10,15 @@ SETTINGS = {"n_steps": 256, "gamma": 0.95, "seed": 1, "device": "cpu"}
 HEAVY = {"max_force": 2.0, "mass": 3.0}
 
 env = VecNormalize(make_vec_env(Cart, n_envs=8, seed=1))
-first = PPO("MlpPolicy", env, learning_rate=1e-3, **SETTINGS).learn(100_000)
+first = PPO("MlpPolicy", env, learning_rate=1e-3, **SETTINGS).learn(40_000)
 first.save("first")
 env.save("first_statistics.pkl")
 
-# PPO.load("first", env=heavy) refuses other action bounds, so that the weights are put into a new model.
+# PPO.load("first", env=heavy) refuses other action bounds, so the weights go into a new model.
 heavy = VecNormalize.load("first_statistics.pkl", make_vec_env(Cart, n_envs=8, seed=1, env_kwargs=HEAVY))
 second = PPO("MlpPolicy", heavy, learning_rate=3e-4, **SETTINGS)
-weights = PPO.load("first", device="cpu").policy.state_dict()
-second.policy.load_state_dict(weights)
-second.learn(20_000)
+second.set_parameters("first")
+second.learn(10_000)
 second.save("second")
 heavy.save("second_statistics.pkl")
 
