@@ -57,7 +57,7 @@ COMMANDS: dict[str, dict[str, Any]] = {
     "panda-gym": {
         "version": "panda-gym==3.0.7",
         "options": ["--env", "panda_gym:PandaReachDense-v3"],
-        "steps": 10_000,
+        "steps": 6_000,
         "what": "a dict of observation, achieved_goal and desired_goal, 3 continuous actions, PyBullet",
     },
     "dm_control": {
@@ -236,8 +236,8 @@ def report() -> None:
     lines += [
         "Complete scripts, in [side_by_side/](side_by_side): train, save, and evaluate 100 deterministic episodes. The",
         "envs are in `tasks.py`, which both import. Lines: of code, without blank lines, comments and docstrings, both",
-        "formatted by `ruff format`; tokens do not depend on the formatting. Same envs, rollouts, minibatches, epochs, constant learning rate,",
-        "gamma and entropy bonus. Proxima normalises observations and rewards by default, SB3 by `VecNormalize`,",
+        "formatted by `ruff format`; tokens do not depend on it. Same envs, rollouts, minibatches, epochs, constant",
+        "learning rate, gamma and entropy bonus. Proxima normalises by default, SB3 by `VecNormalize`,",
         f"which its scripts use for the cart, whose observations are in centimetres. Versions: {', '.join(SB3[:3])}.",
         "",
         "| task | library | lines | tokens | steps | CPU s | evaluated return |",
