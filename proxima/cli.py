@@ -314,6 +314,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from proxima.evaluation.beside import evaluate_beside
     from proxima.evaluation.episodes import evaluate
     from proxima.evaluation.video import record_checkpoint, watch_checkpoint
+    from proxima.machine import stdout_to_stderr
     from proxima.runs import checkpoint
 
     _raise_on_interrupt()
@@ -329,14 +330,17 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     if arguments.render:
         watch_checkpoint(path, length=length, **chosen)
     if arguments.record:
-        video = record_checkpoint(path, length=length, **chosen)
+        with stdout_to_stderr(arguments.json):
+            video = record_checkpoint(path, length=length, **chosen)
         print(f"video {video}", file=sys.stderr if arguments.json else sys.stdout, flush=True)
     analyses = {"value": arguments.analyze_value, "policy": arguments.analyze_policy}
     if arguments.beside is not None:
-        pair = evaluate_beside(path, arguments.beside, episodes=arguments.episodes, **chosen)
+        with stdout_to_stderr(arguments.json):
+            pair = evaluate_beside(path, arguments.beside, episodes=arguments.episodes, **chosen)
         print(json.dumps(pair.to_dict()) if arguments.json else pair.text())
         return 0
-    evaluation = evaluate(path, episodes=arguments.episodes, trace=any(analyses.values()), **chosen)
+    with stdout_to_stderr(arguments.json):
+        evaluation = evaluate(path, episodes=arguments.episodes, trace=any(analyses.values()), **chosen)
     print(json.dumps(evaluation.to_dict()) if arguments.json else evaluation.text())
     if any(analyses.values()):
         from proxima.evaluation.report import write_report

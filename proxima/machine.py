@@ -1,7 +1,10 @@
-"""Cores and memory of the machine that this process can use."""
+"""Cores and memory of the machine that this process can use, and its standard output."""
 
 import ctypes
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 
@@ -29,3 +32,21 @@ def keep_freed_memory() -> None:
     # glibc before 2.35 allows 32 MiB at most. If this fails, the trim threshold alone would make it slower.
     if mallopt is not None and (mallopt(_M_MMAP_THRESHOLD, 2**28) or mallopt(_M_MMAP_THRESHOLD, 2**25)):
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+@contextmanager
+def stdout_to_stderr(active: bool = True) -> Iterator[None]:
+    """Send standard output to standard error, also that of native code: PyBullet prints when an env is made."""
+    if not active:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        ctypes.CDLL(None).fflush(None)  # C has a buffer of its own, which is otherwise written at exit
+        os.dup2(kept, 1)
+        os.close(kept)

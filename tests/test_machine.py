@@ -32,3 +32,20 @@ def test_memory_that_is_freed_is_used_again() -> None:
     process = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True)
     before, after = map(int, process.stdout.split())
     assert after < 100 < before
+
+
+PRINTS = """
+import ctypes, os
+from proxima.machine import stdout_to_stderr
+with stdout_to_stderr():
+    print("python")
+    os.write(1, b"system ")
+    ctypes.CDLL(None).puts(b"native")
+print("result")
+"""
+
+
+def test_native_code_does_not_print_between_results() -> None:
+    process = subprocess.run([sys.executable, "-c", PRINTS], capture_output=True, text=True)
+    assert process.stdout == "result\n", process.stderr
+    assert {"python", "system", "native"} <= set(process.stderr.split())
