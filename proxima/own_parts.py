@@ -2,15 +2,29 @@
 
 Options and checkpoints hold the name of such a part, never its code. An object that was given in Python is kept here
 under its name for as long as the process lives; any other name is imported.
+
+A checkpoint may come from a stranger, and a name in it could be that of any function. What only a checkpoint names is
+therefore not returned, unless it is a class of envs, wrappers or networks, or defined in the current folder.
 """
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from proxima.errors import UsageError
 
 _given: dict[str, Any] = {}
+_named_by_user: set[str] = set()
+_named_by_checkpoint: set[str] = set()
+_BASES = (
+    "gymnasium.core:Env",
+    "gymnasium.core:Wrapper",
+    "gymnasium.vector.vector_env:VectorEnv",
+    "proxima.envs.contract:VecEnv",
+    "torch.nn.modules.module:Module",
+)
 
 
 def name_part(part: Any) -> str:
@@ -47,6 +61,54 @@ def with_keywords(named: str | Mapping[str, Any]) -> tuple[str, Mapping[str, Any
     return name, keywords
 
 
+def trust(options: Any) -> None:
+    """The user named the parts in these options, in a file, a flag or Python."""
+    _named_by_user.update(_names(options))
+
+
+def distrust(options: Any) -> None:
+    """A checkpoint named the parts in these options."""
+    _named_by_checkpoint.update(_names(options))
+
+
+def _names(value: Any) -> Iterator[str]:
+    if isinstance(value, str) and ":" in value:
+        yield value
+    elif isinstance(value, Mapping):
+        for item in (*value.keys(), *value.values()):
+            yield from _names(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _names(item)
+
+
+def check_origin(name: str, part: Any) -> None:
+    """Raise a UsageError for a part that only a checkpoint names, and that could be anything."""
+    if name in _given or name in _named_by_user or name not in _named_by_checkpoint:
+        return
+    if not _is_class_of_ours(part) and not _is_in_current_folder(part):
+        raise UsageError(
+            f"the checkpoint names {name!r}, which is neither defined in the current folder nor a class of envs, "
+            f"wrappers or networks: if you trust it, name it too (for an env: --env {name}), or run this in its folder."
+        )
+
+
+def _is_class_of_ours(part: Any) -> bool:
+    """Classes are known by name, because their modules are slow to import."""
+    bases = part.__mro__ if isinstance(part, type) else ()
+    return any(f"{base.__module__}:{base.__qualname__}" in _BASES for base in bases) or (
+        str(getattr(part, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
+    )
+
+
+def _is_in_current_folder(part: Any) -> bool:
+    file = getattr(sys.modules.get(str(getattr(part, "__module__", ""))), "__file__", None)
+    if file is None:
+        return False
+    path = Path(file).resolve()
+    return path.is_relative_to(Path.cwd()) and not {"site-packages", "dist-packages"} & set(path.parts)
+
+
 def find_part(name: str, *, what: str = "") -> Any:
     """The object that was given under this name, or the import of `module:attribute`; a UsageError without one.
 
@@ -68,4 +130,5 @@ def find_part(name: str, *, what: str = "") -> Any:
     except AttributeError:
         again = " (it was given as an object in Python: give it again)" if only_in_python(name) else ""
         raise UsageError(f"{use}{module} has no {path}{again}.") from None
+    check_origin(name, found)
     return found

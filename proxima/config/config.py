@@ -22,6 +22,7 @@ from proxima.config.options import Option, nearest, options_of, shown
 from proxima.config.presets import ABOUT, all_presets, packaged_file, preset_for
 from proxima.config.yaml_files import read_yaml
 from proxima.errors import UsageError
+from proxima.own_parts import distrust, trust
 
 DISTILL_USES = ("num_steps", "update_epochs", "bptt_length")
 """Options of PPO that distillation uses too."""
@@ -289,6 +290,7 @@ def load_config(
             {name: value for name, value in values.items() if name not in ("env_kwargs", "env_file")}
             for values in (file, flags)
         )
+    trust([value for values in (file, flags) for name, value in values.items() if spellings()[name].part])
     for source, values in {**layers, str(path): file, "flags": flags}.items():
         _assign(config, {name: value for name, value in values.items() if name != "preset"}, source=source)
     if base is None:
@@ -328,6 +330,7 @@ def config_from_dict(content: Mapping[str, Mapping[str, Any]], *, source: str) -
     config = Config()
     for values in content.values():
         _assign(config, _parsed(values, source=source), source="checkpoint")
+    distrust([getattr(getattr(config, opt.section), opt.name) for opt in all_options().values() if opt.part])
     return config
 
 

@@ -17,7 +17,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from proxima.errors import UsageError
-from proxima.own_parts import find_part, is_given, only_in_python, with_keywords
+from proxima.own_parts import check_origin, find_part, is_given, only_in_python, with_keywords
 
 Wrapper = Callable[[gym.Env], gym.Env]
 
@@ -68,7 +68,10 @@ def find_own(name: str) -> Any | None:
     found = importlib.import_module(module) if module else None
     for part in attribute.split("."):
         found = getattr(found, part, None)
-    return found if callable(found) or is_vector(found) else None
+    if not (callable(found) or is_vector(found)):
+        return None
+    check_origin(name, found)
+    return found
 
 
 def is_vector(part: Any) -> bool:

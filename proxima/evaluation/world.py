@@ -8,7 +8,7 @@ from proxima.config.nested import merged
 from proxima.envs.make import find_spec
 from proxima.envs.own import find_wrappers
 from proxima.errors import UsageError
-from proxima.own_parts import name_part
+from proxima.own_parts import name_part, trust
 
 
 def chosen_env(
@@ -22,6 +22,7 @@ def chosen_env(
     options, given = config.env, dict(env_kwargs or {})
     refuse_window(given)
     env_id = options.env if env is None else name_part(env)
+    trust([] if env is None else env_id)
     same_kind = env_id == options.env or _same_class(env_id, options.env)
     kwargs = merged(options.env_kwargs, given) if same_kind else given
     if kwargs.get("render_mode") == "human":

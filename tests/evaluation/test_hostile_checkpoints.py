@@ -160,6 +160,32 @@ def test_weights_that_are_not_finite_are_refused_by_every_command(
     assert [path.name for path in (tmp_path / "run").iterdir()] == [folder.name]
 
 
+@pytest.mark.parametrize("call", ["subprocess:check_output", "subprocess:Popen", "mine:subprocess.run"])
+@pytest.mark.parametrize("option", ["env", "wrappers", "loggers"])
+def test_a_checkpoint_calls_no_function_of_its_choice(
+    call: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine.py").write_text("import subprocess\n")
+    folder, mark = tiny(tmp_path / "run"), tmp_path / "called"
+    metadata = checkpoint.read_metadata(folder)
+    keywords = {"args": ["touch", str(mark)]}
+    if option == "env":
+        metadata["config"]["env"] |= {"env": call, "env_kwargs": keywords}
+    else:
+        metadata["config"]["env" if option == "wrappers" else "track"][option] = [{call: keywords}]
+    reseal(folder, metadata)
+    uses = [lambda: train(resume_from=folder, total_timesteps=10**6)]
+    uses += [lambda: evaluate(folder, episodes=1), lambda: main(["evaluate", str(folder), "--record"])]
+    for use in uses[: 1 if option == "loggers" else 3]:
+        try:
+            assert use() == 2
+        except ProximaError as error:
+            assert "if you trust it, name it too" in str(error)
+    assert not mark.exists()
+
+
 def test_a_missing_hold_is_none(tmp_path: Path) -> None:
     folder = tiny(tmp_path / "run")
     metadata = checkpoint.read_metadata(folder)
