@@ -61,7 +61,14 @@ def test_a_resume_ends_with_the_same_bits(case: str) -> None:
 
 @pytest.mark.slow
 def test_encoder_and_loss_in_a_compiled_gru_are_resumed_and_exported(caplog: pytest.LogCaptureFixture) -> None:
-    options = SMALL | CASES["encoder, gru"] | {"loss": own_nets.growing, "compile": "on", "total_timesteps": 384}
+    small = {
+        "num_envs": 2,
+        "num_steps": 8,
+        "bptt_length": 2,
+        "update_epochs": 1,
+        "total_timesteps": 48,
+    }  # compiles fast
+    options = SMALL | CASES["encoder, gru"] | {"loss": own_nets.growing, "compile": "on"} | small
     whole, resumed = whole_and_resumed(options)
     assert "not compiled" not in caplog.text
     assert_same_end(whole.checkpoint, resumed.checkpoint)
