@@ -6,8 +6,9 @@
 
 The commands run in an empty folder, in a virtual environment with the packages (benchmarks/.own-packages-venv). The
 four tasks are the scripts in benchmarks/side_by_side/; those of Stable-Baselines3 (SB3) run in
-benchmarks/.sb3-tasks-venv. Both are kept. Each finished run writes a record to benchmarks/own_packages/; delete a record to repeat its run. Every run has one thread
-for its networks, and its time is that of the CPU, which is less affected by other programs than wall time.
+benchmarks/.sb3-tasks-venv. Both are kept. Each finished run writes a record to benchmarks/own_packages/; delete a
+record to repeat its run. Every run has one thread for its networks, and its time is that of the CPU, which is less
+affected by other programs than wall time.
 """
 
 import argparse
