@@ -4,11 +4,11 @@
     python benchmarks/own_packages.py --only panda-gym masks --jobs 2
     python benchmarks/own_packages.py --report            # only write the page again
 
-The commands run in an empty folder, in a virtual environment with the packages (benchmarks/.own-packages-venv, and
-benchmarks/.dm-control-venv, since dm_control needs an older MuJoCo). The four tasks are the scripts in
-benchmarks/side_by_side/; those of Stable-Baselines3 (SB3) run in benchmarks/.sb3-tasks-venv. All are kept. Each
-finished run writes a record to benchmarks/own_packages/; delete a record to repeat its run. Every run has one thread
-for its networks, and its time is that of the CPU, which is less affected by other programs than wall time.
+The commands run in an empty folder, in a virtual environment with the packages (benchmarks/.own-packages-venv). The
+four tasks are the scripts in benchmarks/side_by_side/; those of Stable-Baselines3 (SB3) run in
+benchmarks/.sb3-tasks-venv. Both are kept. Each finished run writes a record to benchmarks/own_packages/; delete a
+record to repeat its run. Every run has one thread for its networks, and its time is that of the CPU, which is less
+affected by other programs than wall time.
 """
 
 import argparse
@@ -31,10 +31,8 @@ from throughput import PEER, ROOT, install_peer
 RECORDS = ROOT / "benchmarks" / "own_packages"
 TASKS = ROOT / "benchmarks" / "side_by_side"
 VENV = ROOT / "benchmarks" / ".own-packages-venv"
-DM_CONTROL_VENV = ROOT / "benchmarks" / ".dm-control-venv"
 SB3_VENV = ROOT / "benchmarks" / ".sb3-tasks-venv"
 OURS = ("torch==2.13.0", "-c", str(ROOT / "constraints.txt"), "-e", str(ROOT))
-CONTROL = ("shimmy[dm-control]==2.0.1", "dm-control==1.0.50")
 SB3 = (PEER[0], PEER[1], "sb3-contrib==2.9.2", "gymnasium==1.4.0", "tensorboard==2.21.0")
 EPISODES = 20
 SEED = 1
@@ -60,12 +58,6 @@ COMMANDS: dict[str, dict[str, Any]] = {
         "steps": 6_000,
         "what": "a dict of observation, achieved_goal and desired_goal, 3 continuous actions, PyBullet",
     },
-    "dm_control": {
-        "version": " ".join(CONTROL),
-        "options": ["--env", "shimmy:dm_control/cartpole-balance-v0"],
-        "steps": 20_000,
-        "what": "a dict of position and velocity in float64, 1 continuous action",
-    },
     "gymnasium-robotics": {
         "version": "gymnasium-robotics==1.4.2",
         "options": ["--env", "gymnasium_robotics:PointMaze_UMazeDense-v3"],
@@ -73,7 +65,7 @@ COMMANDS: dict[str, dict[str, Any]] = {
         "what": "a dict like panda-gym's in float64, 2 continuous actions, MuJoCo",
     },
 }
-PACKAGES = tuple(row["version"] for name, row in COMMANDS.items() if name != "dm_control")
+PACKAGES = tuple(row["version"] for row in COMMANDS.values())
 SCRIPTS: dict[str, dict[str, str]] = {
     "early_stop": {
         "what": "stop at a return; log a number of the env's info",
@@ -117,12 +109,7 @@ def install(jobs: list[str]) -> None:
     """The virtual environments that the jobs need."""
     if any(job.startswith("sb3_") for job in jobs):
         install_peer(SB3_VENV, SB3)
-    if "dm_control" in jobs:
-        install_peer(DM_CONTROL_VENV, (*OURS, *CONTROL))
-        # Proxima asks for MuJoCo 4, which is for its own MuJoCo tasks only: pip warns, and other envs run without it.
-        pip = [str(DM_CONTROL_VENV / "bin" / "python"), "-m", "pip", "install", "--quiet", "mujoco==3.17.0"]
-        subprocess.run(pip, check=True)
-    if any(not job.startswith("sb3_") and job != "dm_control" for job in jobs):
+    if any(not job.startswith("sb3_") for job in jobs):
         install_peer(VENV, (*OURS, *PACKAGES))
 
 
@@ -139,8 +126,7 @@ def run(job: str, cores: list[int]) -> None:
 
 def run_command(name: str, folder: str, cores: list[int]) -> dict[str, Any]:
     """Train and evaluate with a single command each."""
-    venv = DM_CONTROL_VENV if name == "dm_control" else VENV
-    program = [str(venv / "bin" / "proxima")]
+    program = [str(VENV / "bin" / "proxima")]
     options = [*COMMANDS[name]["options"], "--total-timesteps", str(COMMANDS[name]["steps"]), "--seed", str(SEED)]
     _, cpu, wall = execute([*program, "train", *options], folder, cores)
     (run_dir,) = (path.parent for path in Path(folder).glob("runs/**/metrics.jsonl"))
