@@ -8,6 +8,7 @@ therefore not returned, unless it is a class of envs, wrappers or networks, or d
 """
 
 import sys
+import sysconfig
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -23,6 +24,7 @@ _BASES = (
     "gymnasium.core:Wrapper",
     "gymnasium.vector.vector_env:VectorEnv",
     "proxima.envs.contract:VecEnv",
+    "proxima.training.algorithm:Algorithm",
     "torch.nn.modules.module:Module",
 )
 
@@ -35,7 +37,7 @@ def name_part(part: Any) -> str:
         if known is part:
             return name
     # The parentheses: an object is not found again by the name of its class.
-    named, suffix = (part, "") if hasattr(part, "__qualname__") else (type(part), "()")
+    named, suffix = (part, "") if hasattr(part, "__qualname__") else (getattr(part, "func", type(part)), "()")
     base = name = f"{named.__module__}:{named.__qualname__}{suffix}"
     count = 1
     while name in _given:  # two lambdas, or two objects of one class
@@ -94,19 +96,21 @@ def check_origin(name: str, part: Any) -> None:
 
 
 def _is_class_of_ours(part: Any) -> bool:
-    """Classes are known by name, because their modules are slow to import."""
+    """Whether it is derived from one of `_BASES`, which are known by name, because their modules are slow to import."""
     bases = part.__mro__ if isinstance(part, type) else ()
-    return any(f"{base.__module__}:{base.__qualname__}" in _BASES for base in bases) or (
-        str(getattr(part, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
-    )
+    return any(f"{base.__module__}:{base.__qualname__}" in _BASES for base in bases)
 
 
 def _is_in_current_folder(part: Any) -> bool:
+    """Whether it is defined in a file below the current folder that does not belong to Python or installed packages."""
     file = getattr(sys.modules.get(str(getattr(part, "__module__", ""))), "__file__", None)
     if file is None:
         return False
-    path = Path(file).resolve()
-    return path.is_relative_to(Path.cwd()) and not {"site-packages", "dist-packages"} & set(path.parts)
+    path, installed = Path(file).resolve(), {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values()}
+    if any(path.is_relative_to(Path(folder).resolve()) for folder in installed):
+        return False
+    own = Path(__file__).resolve().parent
+    return path.is_relative_to(Path.cwd()) and not path.is_relative_to(own) and "site-packages" not in path.parts
 
 
 def find_part(name: str, *, what: str = "") -> Any:
@@ -123,7 +127,7 @@ def find_part(name: str, *, what: str = "") -> Any:
     try:
         found = import_module(module)
     except ImportError as error:
-        raise UsageError(f"{use}cannot import {module}: {error}.") from error
+        raise UsageError(f"{use}cannot import {module}: {error}. Is it in the current folder, or installed?") from error
     try:
         for attribute in path.partition("#")[0].split("."):
             found = getattr(found, attribute)

@@ -1,5 +1,7 @@
 """Parts that a user brings along are found again by name."""
 
+import functools
+
 import pytest
 
 from proxima.errors import UsageError
@@ -30,6 +32,10 @@ def test_an_instance_is_not_found_as_its_class() -> None:
     assert only_in_python(name_part(given)) and not only_in_python(name_part(Net))
     with pytest.raises(UsageError, match="give it again"):
         find_part(f"{__name__}:Net()#9")
+
+
+def test_a_partial_has_the_name_of_its_function() -> None:
+    assert name_part(functools.partial(sorted, reverse=True)) == "builtins:sorted()"
 
 
 def test_a_name_is_imported() -> None:

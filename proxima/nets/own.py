@@ -32,6 +32,8 @@ def find_class(name: str, base: type[Module], *, what: str) -> type[Module]:
     """The class of this name. It must be derived from `base`: a name in a checkpoint must not call anything else."""
     kind = find_part(name, what=what)
     if not (isinstance(kind, type) and issubclass(kind, base)):
+        if isinstance(kind, base):
+            raise UsageError(f"{what} is {name!r}, an object: give the class {type(kind).__name__}, which makes it.")
         found = f"an object of class {type(kind).__name__}" if not isinstance(kind, type) else "a class"
         raise UsageError(f"{what} is {name!r}, {found} that is not a subclass of {_name(base)}: give such a class.")
     return kind

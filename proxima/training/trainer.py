@@ -2,12 +2,15 @@
 
 import contextlib
 import copy
+import inspect
 import logging
 import signal
+import weakref
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from proxima.algorithms import find_algorithm
@@ -76,6 +79,7 @@ class Trainer:
         self.wandb_run = new_run_id() if config.track.wandb is not None else None
         """Id of the run in Weights & Biases; a resume continues it."""
         self.saver: saving.Saver | None = None
+        self._loop: weakref.ref[Generator[dict[str, float], None, None]] | None = None
         self._logged: dict[str, float] = {}
         self._own_metrics: set[str] = set()
         if config.checkpoint.save_checkpoint and config.checkpoint.save_optimizer:
@@ -90,16 +94,25 @@ class Trainer:
         """
         with contextlib.closing(self.iterations()) as iterations:
             for metrics in iterations:
-                if on_iteration is not None and on_iteration(self, metrics) is False:
+                wish = None if on_iteration is None else on_iteration(self, metrics)
+                if isinstance(wish, bool | np.bool_) and not wish:
                     break
         return self.result()
 
     def iterations(self) -> Generator[dict[str, float], None, None]:
-        """Train, and yield the metrics of every iteration; leave the loop to stop early.
+        """Train, and yield the metrics of every iteration; leave the loop to stop early. For one loop only.
 
         Signals, errors and an early stop save a checkpoint of the last iteration. It is saved, and its metrics are
-        written, after the body of the loop, so that both include what the body changed and logged.
+        written, after the body of the loop, so that both include what the body changed and logged. If the iterator is
+        kept in a variable, an early stop is complete when that is closed, or `close` is called.
         """
+        if self._loop is not None:
+            raise UsageError("iterations() was called before: a run has one loop. To train on, resume its checkpoint.")
+        loop = self._iterations()
+        self._loop = weakref.ref(loop)  # leaving the loop ends it at once, since nobody else holds it
+        return loop
+
+    def _iterations(self) -> Generator[dict[str, float], None, None]:
         self._fine_tune()
         boundary = saving.snapshot(self)
         with process_settings_kept(), StopSignals() as signals:
@@ -123,7 +136,7 @@ class Trainer:
                         is_left = True
                     with signals.shield():
                         boundary = saving.snapshot(self)
-                        tracker.write(metrics | self._take_logged())
+                        tracker.write(self._take_logged() | metrics)
                         if is_left:
                             break
                         if due(self.source.global_step) or is_best:
@@ -251,7 +264,10 @@ class Trainer:
             raise
 
     def close(self) -> None:
-        """Close the envs; may be called twice."""
+        """Complete an early stop and close the envs; may be called twice."""
+        loop = None if self._loop is None else self._loop()
+        if loop is not None and inspect.getgeneratorstate(loop) != inspect.GEN_RUNNING:
+            loop.close()
         self.source.close()
         self.examiner.close()
 

@@ -160,3 +160,18 @@ def test_a_state_from_before_masks_is_refused_and_the_env_stays_usable() -> None
     with pytest.raises(NotPlain, match="the state is of"):
         env.set_state(state)  # type: ignore[attr-defined]
     assert bool(env.reset(seed=1)["action_mask"].any()) and env.counters()["worker_restarts"] == 0
+
+
+class MaskAfterSteps(gym.Wrapper):
+    """Forgets the mask in the info of a reset."""
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        return self.env.reset(**options)[0], {}
+
+
+def test_a_mask_that_a_reset_does_not_report_is_not_ignored() -> None:
+    env = make_env("masked/Maze-v0", env_kwargs={"way": "info"}, wrappers=[MaskAfterSteps], max_failures=2)
+    env.reset(seed=0)
+    with pytest.raises(EnvFailure, match="report it in every reset and step"):
+        for _ in range(3):
+            env.step(torch.zeros(1, dtype=torch.int64))

@@ -161,11 +161,12 @@ def test_weights_that_are_not_finite_are_refused_by_every_command(
 
 
 @pytest.mark.parametrize("call", ["subprocess:check_output", "subprocess:Popen", "mine:subprocess.run"])
-@pytest.mark.parametrize("option", ["env", "wrappers", "loggers"])
+@pytest.mark.parametrize("option", ["env", "wrappers", "loggers", "nested"])
+@pytest.mark.parametrize("here", ["project", "root"])
 def test_a_checkpoint_calls_no_function_of_its_choice(
-    call: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: str, option: str, here: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path if here == "project" else "/")
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "mine.py").write_text("import subprocess\n")
     folder, mark = tiny(tmp_path / "run"), tmp_path / "called"
@@ -173,6 +174,9 @@ def test_a_checkpoint_calls_no_function_of_its_choice(
     keywords = {"args": ["touch", str(mark)]}
     if option == "env":
         metadata["config"]["env"] |= {"env": call, "env_kwargs": keywords}
+    elif option == "nested":
+        nested = {"env": call, "env_kwargs": keywords}
+        metadata["config"]["env"] |= {"env": "proxima.training.trainer:train", "env_kwargs": nested}
     else:
         metadata["config"]["env" if option == "wrappers" else "track"][option] = [{call: keywords}]
     reseal(folder, metadata)

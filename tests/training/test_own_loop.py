@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -189,3 +190,36 @@ def test_a_vector_env_has_its_own_methods() -> None:
     assert trainer.call_envs("counters") == {}
     assert trainer.source._tape is None  # a recorded rollout would go on with what the method changed
     trainer.close()
+
+
+def test_a_trainer_has_one_loop() -> None:
+    trainer = Trainer(load_config(None, PPO))
+    for _ in trainer.iterations():
+        break
+    with pytest.raises(UsageError, match="a run has one loop"):
+        trainer.iterations()
+
+
+def test_a_loop_in_a_variable_is_completed_by_close() -> None:
+    trainer = Trainer(load_config(None, PPO))
+    loop = trainer.iterations()
+    next(loop)
+    assert trainer.result().checkpoint is None
+    trainer.close()
+    saved = trainer.result().checkpoint
+    assert saved is not None and saved.exists()
+
+
+def test_a_number_logged_before_the_loop_does_not_hide_a_metric() -> None:
+    trainer = Trainer(load_config(None, PPO))
+    trainer.log({"global_step": -1.0, "mine": 3.0})
+    for _ in trainer.iterations():
+        break
+    row = json.loads((trainer.run_dir / "metrics.jsonl").read_text().splitlines()[0])
+    assert row["global_step"] > 0 and row["mine"] == 3.0
+
+
+def test_numpys_false_stops_as_well() -> None:
+    steps = []
+    train(**PPO, on_iteration=lambda trainer, metrics: steps.append(1) or np.bool_(False))
+    assert len(steps) == 1

@@ -32,6 +32,7 @@ from proxima.envs.gymnasium.spaces import Buffers, Layout, layout_of
 from proxima.envs.gymnasium.step_values import reported_number, reported_success
 from proxima.envs.own import OwnSpec, Wrapper, is_vector, makes_vector
 from proxima.errors import EnvFailure, UsageError, first_line, one_line
+from proxima.masks import ACTION_MASK
 
 
 def usage_error(spec: EnvSpec, error: BaseException) -> UsageError:
@@ -197,6 +198,8 @@ class EnvGroup:
                 self._envs.append(TrackedEnv(self._build()))
             layout = layout_of(self._envs[0].env, recipe.leave_out, log_info)
             self.layout: Layout = replace(layout, masks=self._masks or "")
+            has_choices = isinstance(layout.action.space, gym.spaces.Discrete | gym.spaces.MultiDiscrete)
+            self._ignores_masks = has_choices and not self._masks
         except BaseException as error:
             self.close()
             if asks_to_stop(error) or isinstance(error, UsageError):
@@ -262,6 +265,11 @@ class EnvGroup:
 
     def _step_env(self, row: int) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
         step = self._envs[row].step(self._action(row))
+        if self._ignores_masks and ACTION_MASK in step[-1]:
+            raise ValueError(
+                "info has an action_mask in step, but had none in the reset of another env of its kind, which shows "
+                "where masks are: report it in every reset and step, as an observation key, or by action_masks()"
+            )
         if self.layout.log_info:
             self._sum_info(row, step[-1])
         return step
