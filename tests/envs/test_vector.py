@@ -277,12 +277,3 @@ def test_gymnasiums_cart_pole_is_learned_as_ours_is() -> None:
     theirs = gym.make_vec("CartPole-v1", num_envs=8, vectorization_mode="vector_entry_point")
     returns = [train(env=env, **options).episode_return for env in (theirs, "CartPole-v1")]
     assert min(returns) > 80, returns
-
-
-def test_a_mask_that_is_not_an_observation_key_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    env = gym.make_vec("Taxi-v4", num_envs=2, vectorization_mode="sync")
-    make_env(env)
-    assert "reports an action mask that is not used" in caplog.text
-    caplog.clear()
-    make_env(gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync"))
-    assert not caplog.text

@@ -18,6 +18,13 @@ PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 SMALL = {"num_envs": 2, "num_threads": 1, "compile": "off", "tensorboard": False, "quiet": True, "hidden_sizes": [8]}
 PPO = SMALL | {"num_steps": 32, "minibatch_size": 16, "update_epochs": 1, "total_timesteps": 128}
 DQN = SMALL | {"algorithm": "DQN", "learning_starts": 8, "iteration_steps": 64, "total_timesteps": 128}
+
+
+def small_actions(minibatch: Any, outputs: Any) -> Any:
+    """A term of the loss."""
+    return outputs.distribution.mode().square().mean()
+
+
 RUNS: dict[str, dict[str, Any]] = {
     "PPO": PPO | {"env": "CartPole-v1"},
     "DQN": DQN | {"env": "CartPole-v1"},
@@ -29,6 +36,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "distillation": PPO | {"env": HIDDEN_GOAL, "algorithm": "distillation"},
     "symmetric": PPO | {"env": "InvertedPendulum-v5", "symmetry": "loss"},
     "quadruped": PPO | {"env": "proxima/Quadruped-v0", "env_kwargs": {"ground": {"kind": "plane"}}},
+    "own": PPO | {"env": "Hopper-v5", "log_info": ["x_velocity"], "extra_loss": small_actions},
     "muscles": PPO | {"env_file": "base_lonly", "env_kwargs": {"hidden_sizes": [4]}, "muscle_batch_size": 16},
 }
 TABLES_OF = {
@@ -40,6 +48,7 @@ TABLES_OF = {
     "distillation": {"progress", "speed", "learning", "distillation"},
     "symmetric": {"progress", "speed", "learning", "PPO"},
     "quadruped": {"progress", "speed", "learning", "PPO"},
+    "own": {"progress", "speed", "learning", "PPO"},
     "muscles": {"progress", "speed", "learning", "PPO", "muscles"},
 }
 

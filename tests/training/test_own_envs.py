@@ -101,16 +101,16 @@ def test_a_key_that_is_left_out_stays_out() -> None:
 
 @pytest.mark.slow
 def test_an_own_env_is_recorded_if_it_takes_a_render_mode() -> None:
-    from proxima.evaluation.video import show_checkpoint
+    from proxima.evaluation.video import record_checkpoint
 
     pytest.importorskip("pygame")
     done = run(make_cart_pole)
-    video = show_checkpoint(done.run_dir, length=3)
+    video = record_checkpoint(done.run_dir, length=3)
     assert video is not None and video.stat().st_size > 0
     with pytest.raises(UsageError, match="keyword render_mode"):
-        show_checkpoint(done.run_dir, length=3, env=lambda: gym.make("CartPole-v1"))
+        record_checkpoint(done.run_dir, length=3, env=lambda: gym.make("CartPole-v1"))
     with pytest.raises(UsageError, match="is a vector env"):
-        show_checkpoint(done.run_dir, env=Counting)
+        record_checkpoint(done.run_dir, env=Counting)
 
 
 MODULE = """
