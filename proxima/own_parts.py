@@ -10,6 +10,7 @@ therefore not returned, unless it is a class of envs, wrappers or networks, or d
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def name_part(part: Any) -> str:
         if known is part:
             return name
     # The parentheses: an object is not found again by the name of its class.
-    named, suffix = (part, "") if hasattr(part, "__qualname__") else (getattr(part, "func", type(part)), "()")
+    named, suffix = (part, "") if hasattr(part, "__qualname__") else (_maker(part), "()")
     base = name = f"{named.__module__}:{named.__qualname__}{suffix}"
     count = 1
     while name in _given:  # two lambdas, or two objects of one class
@@ -45,6 +46,11 @@ def name_part(part: Any) -> str:
         name = f"{base}#{count}"
     _given[name] = part
     return name
+
+
+def _maker(part: Any) -> Any:
+    """What an object is named after: its class, or the function of a partial."""
+    return part.func if isinstance(part, partial) else type(part)
 
 
 def is_given(name: str) -> bool:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from proxima.algo.extra_loss import ExtraLoss, example_obs
+from proxima.algo.extra_loss import ExtraLoss, example_sequence
 from proxima.algo.learner import Learner, Weights
 from proxima.config import Config
 from proxima.data.batch import Inputs, SequenceLayout, Tensors, minibatch_indices
@@ -128,9 +128,6 @@ class DistillLearner(Learner):
     @torch.no_grad()
     def _example(self) -> LessonMinibatch:
         """A made-up minibatch of one sequence."""
-        length, policy = self.layout.length, self.policy
-        obs, state = example_obs(policy, length), policy.first_state(1)
-        start = None if state is None else torch.zeros(length, dtype=torch.bool, device=state.device)
-        distribution, value = policy(obs, state, start)
+        sequence, distribution, value = example_sequence(self.policy, self.layout.length)
         weight = self.layout.weight(torch.zeros(1, dtype=torch.long, device=value.device))
-        return LessonMinibatch(obs, state, start, distribution.mode(), weight)
+        return LessonMinibatch(*sequence, distribution.mode(), weight)

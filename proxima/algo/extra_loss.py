@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from proxima.nets.policy import Policy
 
 TERM = "extra_loss"
+Sequence = tuple[dict[str, Tensor], Tensor | None, Tensor | None]
+"""Observations, first recurrent state, and where episodes start."""
 
 
 class Outputs(NamedTuple):
@@ -85,6 +87,14 @@ def example_obs(policy: "Policy", rows: int) -> dict[str, Tensor]:
     if policy.spec.has_masks:
         found[ACTION_MASK] = torch.ones(rows, sum(policy.spec.action.sizes), dtype=torch.uint8, device=device)
     return found
+
+
+def example_sequence(policy: "Policy", length: int) -> tuple[Sequence, Distribution, Tensor]:
+    """A made-up sequence of `length` steps: its obs, state and start, and the policy's outputs for it."""
+    obs, state = example_obs(policy, length), policy.first_state(1)
+    start = None if state is None else torch.zeros(length, dtype=torch.bool, device=state.device)
+    distribution, value = policy(obs, state, start)
+    return (obs, state, start), distribution, value
 
 
 def _as_terms(returned: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from proxima.algo.extra_loss import ExtraLoss, example_obs
+from proxima.algo.extra_loss import ExtraLoss, example_sequence
 from proxima.algo.gae import gae, next_values
 from proxima.algo.learner import Learner, Weights
 from proxima.algo.losses import LossTerms, explained_variance, ppo_loss
@@ -231,12 +231,9 @@ class PPOLearner(Learner):
     @torch.no_grad()
     def _example(self) -> Minibatch:
         """A made-up minibatch of one sequence."""
-        length, policy = self.layout.length, self.policy
-        obs, state = example_obs(policy, length), policy.first_state(1)
-        start = None if state is None else torch.zeros(length, dtype=torch.bool, device=state.device)
-        distribution, value = policy(obs, state, start)
+        sequence, distribution, value = example_sequence(self.policy, self.layout.length)
         action, weight = distribution.mode(), self.layout.weight(torch.zeros(1, dtype=torch.long, device=value.device))
-        return Minibatch(obs, state, start, action, distribution.log_prob(action), value, value, value, weight)
+        return Minibatch(*sequence, action, distribution.log_prob(action), value, value, value, weight)
 
     # State -----------------------------------------------------------------------------------------------------------
 
