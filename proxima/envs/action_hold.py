@@ -81,16 +81,20 @@ class Holder:
 
     def __init__(self, num_envs: int) -> None:
         self.hold = Hold()
-        self._num_envs = num_envs
+        self._rows, self._total = slice(0, num_envs), num_envs
         self.seed(None)
 
+    def become_part(self, first: int, total: int) -> None:
+        """Draw for `total` envs, and use the durations of those from `first` on; before `seed`."""
+        self._rows, self._total = slice(first, first + self._rows.stop - self._rows.start), total
+
     def seed(self, seed: int | None) -> None:
-        """Seed the generator; None uses fresh entropy."""
-        self._rng = np.random.default_rng(None if seed is None else [seed, _STREAM])
+        """Seed the generator with the seed of the first env here; None uses fresh entropy."""
+        self._rng = np.random.default_rng(None if seed is None else [seed - self._rows.start, _STREAM])
 
     def draw(self) -> NDArray[np.int64]:
         """Durations `[N]` of the next action of every env."""
-        return self.hold.draw(self._rng, self._num_envs)
+        return self.hold.draw(self._rng, self._total)[self._rows]
 
     def get_state(self) -> dict[str, Any]:
         """As plain data; the generator as text, because its integers have 128 bits."""

@@ -1,13 +1,14 @@
 """The interface of every vector environment. `make.py` chooses between the back ends that implement it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from gymnasium import spaces
 from torch import Tensor, device
 
+from proxima.envs import state_parts
 from proxima.envs.action_hold import Hold, Holder
 from proxima.errors import UsageError
 
@@ -116,6 +117,10 @@ class VecEnv(ABC):
     holder: Holder
     skips: bool = False
     """Whether steps may have `skipped` rows: the env starts episodes one step after the last has ended."""
+    first_env: int = 0
+    """Number of the first env, if this is a part of a larger set of envs."""
+    total_envs: int | None = None
+    """Size of that set; None: `num_envs`."""
     mirror: Mirror | None = None
     """Left-right symmetry of the task, for the option `symmetry`; None if it has none."""
 
@@ -127,6 +132,15 @@ class VecEnv(ABC):
     @hold.setter
     def hold(self, hold: Hold) -> None:
         self.holder.hold = hold
+
+    def become_part(self, first: int, total: int) -> None:
+        """Be the envs from `first` on, out of `total`, of which other processes have the others.
+
+        To be called before `reset`. What an env does then depends on its number in the whole set, not on how the set is
+        divided; the caller adds `first` to the seeds.
+        """
+        self.first_env, self.total_envs = first, total
+        self.holder.become_part(first, total)
 
     @abstractmethod
     def reset(self, seed: int | None = None) -> Obs:
@@ -147,6 +161,14 @@ class VecEnv(ABC):
     def why_inexact(self) -> str | None:
         """Why a resume from `get_state` would not be exact; None if it is."""
         return None if isinstance(self, ExactState) else "its state cannot be saved"
+
+    def join_states(self, states: Sequence[Any]) -> Any:
+        """One state of the envs of several states of `get_state`, in order."""
+        return state_parts.join_states(states)
+
+    def split_state(self, state: Any, counts: Sequence[int]) -> list[Any]:
+        """The inverse of `join_states`, for parts of `counts` envs; ValueError if the state cannot be divided."""
+        return state_parts.split_state(state, counts)
 
     def set_weights(self, name: str, weights: Mapping[str, Tensor]) -> None:
         """Use these weights in the network `name` that is part of the env, such as a muscle network."""

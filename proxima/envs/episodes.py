@@ -39,7 +39,7 @@ class EpisodicVecEnv(VecEnv):
         device: Device of the world's tensors.
         max_episode_steps: Time limit in env steps; None for none.
         spread_episodes: After `reset`, shorten env i's first episode by `i / num_envs` of the time limit, so that the
-            envs do not all reach it in the same step.
+            envs do not all reach it in the same step. Of a part, `i` and `num_envs` are those of the whole set.
     """
 
     uses_numpy: ClassVar[bool] = False
@@ -147,8 +147,8 @@ class EpisodicVecEnv(VecEnv):
         self._started = True
         self._restart(self._array(~self._never))
         if self._spread:
-            index = self._array(torch.arange(self.num_envs))
-            self._deadline = self._deadline - self.max_episode_steps * index // self.num_envs
+            index = self._array(self.first_env + torch.arange(self.num_envs))
+            self._deadline = self._deadline - self.max_episode_steps * index // (self.total_envs or self.num_envs)
             self._find_next_deadline()
         return self._observe()
 

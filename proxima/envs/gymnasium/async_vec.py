@@ -125,12 +125,12 @@ class WorkerPool:
         """Use these buffers, which are in the shared memory."""
         self._buffers = buffers
 
-    def reset(self, *, bank: int, seeds: list[int | None], base_seed: int, spread_over: int) -> None:
+    def reset(self, *, bank: int, seeds: list[int | None], base_seed: int, spread: tuple[int, int] | None) -> None:
         """Start a new episode in every env; see `EnvGroup.reset`."""
         self._bank, self._base_seed = bank, base_seed
         self._settle()
         for worker in self.workers:
-            self._send_reset(worker, seeds[worker.start : worker.stop], spread_over=spread_over)
+            self._send_reset(worker, seeds[worker.start : worker.stop], spread=spread)
         for worker in self.workers:
             try:
                 self._answer(worker)
@@ -216,8 +216,8 @@ class WorkerPool:
             worker.death = death  # replaced in the next step or reset
             return f"whether its state is exact could not be tested: the worker {death.summary}"
 
-    def _send_reset(self, worker: Worker, seeds: list[int | None], *, spread_over: int) -> None:
-        worker.call("reset", bank=self._bank, seeds=seeds, base_seed=self._base_seed, spread_over=spread_over)
+    def _send_reset(self, worker: Worker, seeds: list[int | None], *, spread: tuple[int, int] | None) -> None:
+        worker.call("reset", bank=self._bank, seeds=seeds, base_seed=self._base_seed, spread=spread)
 
     def _answer(self, worker: Worker) -> Any:
         """Wait for the end of a command and return its result.
@@ -272,7 +272,7 @@ class WorkerPool:
                 worker.launch(self._order, self._memory_fd)
                 self._answer(worker)
                 seeds: list[int | None] = [restart_seed(self._base_seed, row, int(restarts[row])) for row in rows]
-                self._send_reset(worker, seeds, spread_over=0)
+                self._send_reset(worker, seeds, spread=None)
                 self._answer(worker)
                 return
             except UsageError as error:

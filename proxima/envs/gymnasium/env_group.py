@@ -164,7 +164,7 @@ class Called(NamedTuple):
 
 def restart_seed(base_seed: int, env_index: int, restarts: int) -> int:
     """The seed of an env that replaces a failed one: different for each restart, the same in a repeated run."""
-    return int(np.random.SeedSequence((base_seed, env_index, restarts)).generate_state(1)[0])
+    return int(np.random.SeedSequence((base_seed + env_index, restarts)).generate_state(1)[0])
 
 
 class EnvGroup:
@@ -222,19 +222,20 @@ class EnvGroup:
         self._buffers = buffers
         self._action = self.layout.action.reader(buffers.action)
 
-    def reset(self, *, bank: int, seeds: Sequence[int | None], base_seed: int, spread_over: int = 0) -> None:
+    def reset(self, *, bank: int, seeds: Sequence[int | None], base_seed: int, spread: tuple[int, int] | None) -> None:
         """Start a new episode in every env, with its seed; None continues with the env's generator.
 
-        Seeds of envs that replace failed ones are derived from `base_seed`. If `spread_over` is the number of envs in
-        the vector env, the time limit of env i starts at i / `spread_over` of its length, so that episodes end out of
-        phase; with 0 every time limit starts at 0.
+        Seeds of envs that replace failed ones are derived from `base_seed`. With `spread`, the number of the vector
+        env's first env and the number of all envs, the time limit of env i starts at `(first + i) / all` of its
+        length, so that episodes end out of phase; with None every time limit starts at 0.
         """
         self._base_seed = base_seed
         for row, seed in enumerate(seeds):
             self._reset_env(row, bank, seed)
             env = self._envs[row]
-            if spread_over and env.time_limit is not None:
-                env.set_elapsed(env.time_limit._max_episode_steps * (self._start + row) // spread_over)
+            if spread is not None and env.time_limit is not None:
+                first, total = spread
+                env.set_elapsed(env.time_limit._max_episode_steps * (first + self._start + row) // total)
 
     def step(self, bank: int) -> None:
         """Step every env with its action, for as long as it is held, and start a new episode where one ended."""

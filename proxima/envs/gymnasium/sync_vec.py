@@ -16,7 +16,7 @@ from proxima.envs.action_hold import Holder
 from proxima.envs.checks import check_count, check_seed
 from proxima.envs.contract import Episodes, Obs, Step, VecEnv
 from proxima.envs.gymnasium.env_group import EnvGroup, Recipe
-from proxima.envs.gymnasium.plain import pack, unpack
+from proxima.envs.gymnasium.plain import Plain, pack, unpack
 from proxima.envs.gymnasium.snapshot import NotPlain
 from proxima.envs.gymnasium.spaces import buffer_bytes, map_buffers
 from proxima.envs.own import Wrapper
@@ -115,9 +115,9 @@ class GymVecEnv(VecEnv):
         self._bank = 1 - self._bank
         seeds = [None if seed is None else seed + index for index in range(self.num_envs)]
         self._started = True
-        spread_over = self.num_envs if self._spread_episodes else 0
+        spread = (self.first_env, self.total_envs or self.num_envs) if self._spread_episodes else None
         with self._reported():
-            self._group.reset(bank=self._bank, seeds=seeds, base_seed=self._base_seed, spread_over=spread_over)
+            self._group.reset(bank=self._bank, seeds=seeds, base_seed=self._base_seed, spread=spread)
         return self._obs[self._bank]
 
     def step(self, action: Tensor) -> Step:
@@ -159,9 +159,8 @@ class GymVecEnv(VecEnv):
                 logger.warning("The envs' state can no longer be saved: %s. A resume will start new episodes.", states)
                 self._tested, self._obstacle = True, states
             return None
-        text, data = pack(states)
         return {
-            "envs": {"text": text, "data": torch.from_numpy(data)},
+            "envs": _packed(states),
             "obs": {key: x.clone() for key, x in self._obs[self._bank].items()},
             "statistics": {name: torch.from_numpy(array.copy()) for name, array in self._statistics.items()},
             "hold": self.holder.get_state(),
@@ -183,6 +182,22 @@ class GymVecEnv(VecEnv):
         for key, x in self._obs[self._bank].items():
             x.copy_(state["obs"][key])
         return self._obs[self._bank]
+
+    def join_states(self, states: Sequence[Any]) -> Any:
+        """One state of the envs of several states, in order."""
+        envs = [env for state in states for env in unpack(state["envs"]["text"], state["envs"]["data"].numpy())]
+        joined = super().join_states([{**state, "envs": None} for state in states])
+        return {**joined, "envs": _packed(envs)}
+
+    def split_state(self, state: Any, counts: Sequence[int]) -> list[Any]:
+        """The inverse of `join_states`."""
+        envs = unpack(state["envs"]["text"], state["envs"]["data"].numpy())
+        parts = super().split_state({**state, "envs": envs}, counts)
+        first = 0
+        for part, count in zip(parts, counts, strict=True):
+            part |= {"envs": _packed(part["envs"]), "base_seed": state["base_seed"] + first}
+            first += count
+        return parts
 
     def why_inexact(self) -> str | None:
         """Why a resume would not be exact; tested once, on two envs built for the test."""
@@ -238,6 +253,11 @@ class GymVecEnv(VecEnv):
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("this vector env has been closed")
+
+
+def _packed(states: list[Plain]) -> dict[str, Any]:
+    text, data = pack(states)
+    return {"text": text, "data": torch.from_numpy(data)}
 
 
 class SyncVecEnv(GymVecEnv):

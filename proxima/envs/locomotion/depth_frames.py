@@ -29,6 +29,8 @@ class DepthFrames:
 
     def __init__(self, camera: Camera, num_envs: int) -> None:
         self.camera, self.num_envs = camera, num_envs
+        self.first_robot = 0
+        """Number of the first robot here, if others are elsewhere."""
         every, device = camera.settings.every, camera.device
         count = images_per_step(num_envs, every)
         self._clock = torch.zeros((), dtype=torch.int64, device=device)
@@ -38,7 +40,12 @@ class DepthFrames:
 
     def turn(self) -> Tensor:
         """`[K]` int64: the robots whose states the next `take` needs."""
-        return (self._firsts + self._clock % self.camera.settings.every).clamp(max=self.num_envs - 1)
+        return (self._firsts + self._turn).clamp(max=self.num_envs - 1)
+
+    @property
+    def _turn(self) -> Tensor:
+        """Of every `every` robots here, which one it is that takes an image now."""
+        return (self._clock - self.first_robot) % self.camera.settings.every
 
     def take(self, qpos: Tensor, draw: Tensor | None = None) -> None:
         """Images of the robots in `turn`, in the states `[K, nq]`.
@@ -48,7 +55,7 @@ class DepthFrames:
         image = self.camera.look(qpos)
         if draw is not None:
             image = self.camera.degrade(image, draw)
-        place = (self._clock % self.camera.settings.every)[None]
+        place = self._turn[None]
         older = self._frames[:-1].index_select(2, place)
         self._frames.index_copy_(2, place, torch.cat((image[None, :, None], older)))
         self._clock += 1

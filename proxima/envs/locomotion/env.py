@@ -5,6 +5,7 @@ synchronisation.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -108,7 +109,8 @@ class Quadruped(EpisodicVecEnv):
         self._first_qpos = self._constant(self.model.qpos0).repeat(size, 1)
         self._first_qpos[:, 7:] = self._stance
         self._at_rest = torch.zeros_like(self.physics.qvel)
-        self._columns = torch.arange(size, device=self.device) % ground.columns
+        self._number = torch.arange(size, device=self.device)
+        """Of every robot, out of all robots."""
         names = list(dict.fromkeys(self.terrain.kinds)) if self.terrain is not None else []
         self._kind_of_column = torch.tensor(
             [names.index(kind) for kind in self.terrain.kinds] if self.terrain is not None else [0], device=self.device
@@ -151,6 +153,25 @@ class Quadruped(EpisodicVecEnv):
 
     # Episodes --------------------------------------------------------------------------------------------------------
 
+    def become_part(self, first: int, total: int) -> None:
+        """Be a part of a larger set of robots: their ground, and when they take images, follow from their numbers."""
+        super().become_part(first, total)
+        self._number = self._number + first
+        if self.senses.frames is not None:
+            self.senses.frames.first_robot = first
+
+    def split_state(self, state: Any, counts: Sequence[int]) -> list[Any]:
+        """Not with a camera: the robots take turns, and their images are stored by turn."""
+        if self.senses.frames is not None and len(counts) > 1:
+            raise ValueError("robots with cameras cannot be divided differently")
+        return super().split_state(state, counts)
+
+    def join_states(self, states: Sequence[Any]) -> Any:
+        """Not with a camera."""
+        if self.senses.frames is not None and len(states) > 1:
+            raise ValueError("robots with cameras cannot be divided differently")
+        return super().join_states(states)
+
     def reset(self, seed: int | None = None) -> Obs:
         """Start a new episode in every env."""
         self._drawn = False
@@ -167,7 +188,7 @@ class Quadruped(EpisodicVecEnv):
         random_start = self.terrain is not None and ground.curriculum != "success"
         highest = min(ground.start_level, ground.levels - 1) if random_start else 0
         self._world["level"] = (draw[:, 0] * (highest + 1)).long()
-        self._world["column"] = self._columns
+        self._world["column"] = self._number % ground.columns
         self._by_success.clear()
         self._traits, self._latency, delay = vary(self.physics, self.settings, draw[:, 1:])
         self.senses.restart(delay)
@@ -210,7 +231,7 @@ class Quadruped(EpisodicVecEnv):
         if self.terrain is None:
             return
         kind = self._kind  # of the episode that ended
-        if self.num_envs < ground.columns:  # few robots see every kind in turn
+        if (self.total_envs or self.num_envs) < ground.columns:  # few robots see every kind in turn
             column = (draw[:, 3] * ground.columns).long()
             world["column"] = torch.where(started, column, world["column"])
         again, extra, level = started & (self._episode >= 0), draw[:, _LEVEL], world["level"]
