@@ -1,9 +1,11 @@
 """Storage of one iteration's experience, `[T, N]`, filled in place and reused."""
 
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+import warnings
+from collections.abc import Mapping
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from proxima.data.frames import frame_rows, gather_stacks, newest
@@ -133,6 +135,12 @@ class Rollout:
         return self.num_steps * self.num_envs
 
     @property
+    def num_env_steps(self) -> int:
+        """Env steps of all transitions, without the skipped rows."""
+        steps = self.size if self.duration is None else int(self.duration.sum())
+        return steps if self.skipped is None else steps - int(self.skipped.sum())
+
+    @property
     def final_time(self) -> Tensor:
         """`[K]`, steps at which episodes were truncated."""
         return self._joined(self._final_time)
@@ -187,36 +195,59 @@ class Rollout:
         ended = self.ended
         return torch.cat((torch.zeros_like(ended[:1]), ended[:-1]))
 
-    @classmethod
-    def join(cls, parts: Sequence["Rollout"]) -> "Rollout":
-        """Rollouts of the same T side by side: `[T, N1 + N2 + ...]`, copied. For sources that collect in parallel."""
-        first, joined = parts[0], cls.__new__(cls)
-        joined.num_steps, joined.num_envs = first.num_steps, sum(part.num_envs for part in parts)
-        joined.stacks = first.stacks
+    # Between processes -----------------------------------------------------------------------------------------------
 
-        def beside(name: str, axis: int = 1) -> Tensor | None:
-            found = [getattr(part, name) for part in parts]
-            return None if found[0] is None else torch.cat(found, axis)
+    def to_block(self) -> "Block":
+        """Everything that was collected, as NumPy arrays `[T, n, ...]` that share memory with the rollout if it can."""
+        fields = {name: x for name in _FIELDS if (x := getattr(self, name)) is not None}
+        obs = {key: self.frames.get(key, x) for key, x in self.obs.items()}
+        ends = {"time": self.final_time, "env": self.final_env}
+        final_obs = {key: torch.cat((self._final_example(key), *found)) for key, found in self._final_obs.items()}
+        if self.last_state is not None:
+            fields["last_state"] = self.last_state[None]
+            ends["state"] = torch.cat((self.last_state[:0], *self._final_state))
+        groups = {"fields": fields, "obs": obs, "aux": self.aux, "ends": ends, "final_obs": final_obs}
+        return {group: {name: x.numpy(force=True) for name, x in found.items()} for group, found in groups.items()}
 
-        joined.frames = {key: torch.cat([part.frames[key] for part in parts], 1) for key in first.frames}
-        joined.obs = {key: x[first.stacks[key] - 1 :] for key, x in joined.frames.items()}  # views
-        plain = {key: torch.cat([part.obs[key] for part in parts], 1) for key in first.obs if key not in joined.obs}
-        joined.obs = {key: (joined.obs | plain)[key] for key in first.obs}
-        joined.aux = {name: torch.cat([part.aux[name] for part in parts], 1) for name in first.aux}
-        for name in ("action", "reward", "terminated", "truncated", "skipped", "log_prob", "value", "state"):
-            setattr(joined, name, beside(name))
-        joined.last_state = beside("last_state", 0)
-        joined.duration = None
-        if any(part.duration is not None for part in parts):
-            ones = [torch.ones_like(part.reward, dtype=torch.long) for part in parts]
-            held = [one if part.duration is None else part.duration for part, one in zip(parts, ones, strict=True)]
-            joined.duration = torch.cat(held, 1)
-        offsets = accumulate((part.num_envs for part in parts), initial=0)
-        joined._final_time = [part.final_time for part in parts]
-        joined._final_env = [part.final_env + offset for part, offset in zip(parts, offsets, strict=False)]
-        joined._final_obs = {key: [x for part in parts for x in part._final_obs[key]] for key in first.obs}
-        joined._final_state = [x for part in parts for x in part._final_state]
-        return joined
+    def put_block(self, block: "Block", first: int) -> None:
+        """Store a block of the envs from `first` on. Blocks of all envs, after `clear`, make a rollout."""
+        count = block["fields"]["reward"].shape[1]
+        columns = slice(first, first + count)
+        if "duration" in block["fields"] and self.duration is None:
+            self.duration = torch.ones_like(self.reward, dtype=torch.long)
+        for name, array in block["aux"].items():
+            if name not in self.aux:
+                shape = (self.num_steps, self.num_envs, *array.shape[2:])
+                self.aux[name] = self.reward.new_zeros(shape, dtype=_tensor(array).dtype)
+        targets = {name: getattr(self, name) for name in block["fields"] if name != "last_state"}
+        if self.last_state is not None:
+            targets["last_state"] = self.last_state[None]
+        targets = {"fields": targets, "obs": {key: self.frames.get(key, x) for key, x in self.obs.items()}}
+        for group, tensors in (targets | {"aux": self.aux}).items():
+            for name, x in tensors.items():
+                x[:, columns] = _tensor(block[group][name])
+        ends, final_obs = block["ends"], block["final_obs"]
+        if len(ends["time"]):
+            state = _tensor(ends["state"]).to(self.reward.device) if "state" in ends else None
+            found = {key: _tensor(x) for key, x in final_obs.items()}
+            self.add_final(_tensor(ends["time"]), _tensor(ends["env"]) + first, found, state)
+
+    def _final_example(self, key: str) -> Tensor:
+        """No final observations, `[0, ...]`: those of frame stacks are stored completely."""
+        x, count = self.obs[key][-1][:0], self.stacks.get(key, 1)
+        return x.repeat(1, count, *[1] * (x.ndim - 2)) if count > 1 else x
+
+
+Block = dict[str, dict[str, "NDArray[Any]"]]
+"""A rollout as it is sent to another process."""
+_FIELDS = ("action", "reward", "terminated", "truncated", "skipped", "log_prob", "value", "duration", "state")
+
+
+def _tensor(array: "NDArray[Any]") -> Tensor:
+    """A tensor that is only read: arrays from another process may not be writable, which PyTorch warns of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(array)
 
 
 def as_stored(obs: dict[str, Tensor]) -> dict[str, Tensor]:

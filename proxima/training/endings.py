@@ -1,9 +1,12 @@
 """Episodes that ended in a rollout: read in every step from envs on the CPU, once per rollout from a GPU."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -32,6 +35,13 @@ class Endings:
         rows = tree_map_only(Tensor, lambda x: x[env.to(x.device)], _rows(step, final_obs, state))
         rows["final_obs"] = as_stored(rows["final_obs"])
         return cls(time=torch.full_like(env, t), env=env, **rows)
+
+    def table(self, names: Sequence[str], first_env: int) -> NDArray[np.float64]:
+        """`[R, 2 + K]`: time, number of the env, and the numbers of `EpisodeStatistics`; NaN for those not reported."""
+        known = {"return": self.return_, "length": self.length, "success": self.success, **self.info}
+        unknown = torch.full(self.time.shape, torch.nan)
+        columns = [self.time, self.env + first_env, *(unknown if (x := known.get(n)) is None else x for n in names)]
+        return np.stack([x.cpu().numpy().astype(np.float64) for x in columns], 1)
 
 
 _NUMBERS = ("return_", "length", "success")

@@ -1,7 +1,7 @@
 """Statistics of the last training episodes."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -20,33 +20,20 @@ class EpisodeStatistics:
 
     def __init__(self, names: Iterable[str] = (), num_envs: int = 1) -> None:
         """`names` of the env's own numbers; with more than 100 envs, the last `num_envs` episodes count."""
-        self._size, self._names = max(EPISODE_WINDOW, num_envs), (*_OWN, *names)
-        self._window: NDArray[np.float64] = np.empty((len(self._names), 0))
+        self._size = max(EPISODE_WINDOW, num_envs)
+        self.names = (*_OWN, *names)
+        """Of the numbers of an episode."""
+        self._window: NDArray[np.float64] = np.empty((len(self.names), 0))
         """`[K, R]`: a row per number, the oldest episode first."""
         self._reports_success = False
         self.count = 0
 
-    def add(
-        self,
-        returns: list[float],
-        lengths: list[int],
-        success: list[float] | None = None,
-        info: Mapping[str, list[float]] | None = None,
-    ) -> None:
-        """Add finished episodes."""
-        given: dict[str, list[Any]] = {**(info or {}), "return": returns, "length": lengths}
-        if success is not None:
-            given["success"] = success
-            self._reports_success |= not all(map(math.isnan, success))
-        self._append(given, len(returns))
-        self.count += len(returns)
-
-    def _append(self, given: Mapping[str, Any], count: int) -> None:
-        unknown = np.full(count, math.nan)
-        new = np.stack(
-            [np.asarray(given[name], float) if len(given.get(name, ())) else unknown for name in self._names]
-        )
-        self._window = np.concatenate((self._window, new), 1)[:, -self._size :]
+    def add(self, rows: NDArray[np.float64]) -> None:
+        """Add finished episodes `[R, K]`, with the numbers `names`."""
+        if len(rows):
+            self._reports_success |= not np.isnan(rows[:, 2]).all()
+            self._window = np.concatenate((self._window, rows.T), 1)[:, -self._size :]
+            self.count += len(rows)
 
     @property
     def returns(self) -> list[float]:
@@ -62,17 +49,17 @@ class EpisodeStatistics:
         """Means and extremes of the window, NaN before the first episode ends."""
         known = np.isfinite(self._window)
         means = np.where(known, self._window, 0.0).sum(1) / np.where(known.any(1), known.sum(1), math.nan)
-        mean = dict(zip(self._names, means.tolist(), strict=True))
+        mean = dict(zip(self.names, means.tolist(), strict=True))
         found = {"episode_return": self.mean_return, "episode_length": mean["length"], "episodes": self.count}
         for row, name in enumerate(_OWN[:2]):
             values = self._window[row] if self._window.size else np.array([math.nan])
             found |= {f"episode_{name}_min": float(values.min()), f"episode_{name}_max": float(values.max())}
-        names = self._names[2 if self._reports_success else 3 :]
+        names = self.names[2 if self._reports_success else 3 :]
         return found | {f"episode_{name}": mean[name] for name in names}
 
     def get_state(self) -> dict[str, Any]:
         """The window and the count."""
-        return {"names": list(self._names), "window": torch.tensor(self._window), "count": self.count}
+        return {"names": list(self.names), "window": torch.tensor(self._window), "count": self.count}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Load what `get_state` returned; older states have lists."""
@@ -84,6 +71,8 @@ class EpisodeStatistics:
         count = len(rows["return"])
         # Before the env's first report, older states have shorter lists.
         rows = {name: [math.nan] * (count - len(x)) + list(x) if len(x) else [] for name, x in rows.items()}
-        self._append(rows, count)
+        unknown = np.full(count, math.nan)
+        columns = [np.asarray(rows[name], float) if len(rows.get(name, ())) else unknown for name in self.names]
+        self.add(np.stack(columns, 1))
         self._reports_success = not all(map(math.isnan, rows["success"]))
         self.count = state["count"]

@@ -5,9 +5,11 @@ from proxima.data.batch import SequenceLayout, minibatch_indices
 from proxima.data.rollout import Rollout
 
 
-def make() -> Rollout:
-    obs = {"obs": torch.zeros(2, 3, dtype=torch.float64), "image": torch.zeros(2, 4, 4, 1, dtype=torch.uint8)}
-    return Rollout(num_steps=5, num_envs=2, obs=obs, action=torch.zeros(2, 1), device=torch.device("cpu"))
+def make(num_envs: int = 2) -> Rollout:
+    obs = {"obs": torch.zeros(num_envs, 3, dtype=torch.float64)}
+    obs["image"] = torch.zeros(num_envs, 4, 4, 1, dtype=torch.uint8)
+    action = torch.zeros(num_envs, 1)
+    return Rollout(num_steps=5, num_envs=num_envs, obs=obs, action=action, device=torch.device("cpu"))
 
 
 def test_floats_are_stored_in_single_precision_and_images_as_bytes() -> None:
@@ -51,7 +53,7 @@ def test_sequences_hold_the_steps_of_one_env_in_order(length: int) -> None:
     assert back.tolist() == list(range(steps * envs))
 
 
-def test_rollouts_of_the_same_steps_join_side_by_side() -> None:
+def test_blocks_of_the_same_steps_make_a_rollout() -> None:
     one, two = make(), make()
     for number, rollout in enumerate((one, two)):
         for x in (*rollout.obs.values(), rollout.action, rollout.reward):
@@ -60,15 +62,17 @@ def test_rollouts_of_the_same_steps_join_side_by_side() -> None:
         final = {key: x[0, :1] + 7 for key, x in rollout.obs.items()}
         rollout.add_final(torch.tensor([2 + number]), torch.tensor([number]), final)
     two.duration = torch.full((5, 2), 3)
-    joined = Rollout.join([one, two])
+    joined = make(num_envs=4)
+    joined.put_block(two.to_block(), 2)  # in any order
+    joined.put_block(one.to_block(), 0)
     assert joined.num_envs == 4 and joined.size == 20
     for name in ("action", "reward", "terminated", "truncated"):
         assert torch.equal(getattr(joined, name), torch.cat((getattr(one, name), getattr(two, name)), 1))
     assert joined.duration is not None and joined.duration[0].tolist() == [1, 1, 3, 3]
-    assert (joined.final_time.tolist(), joined.final_env.tolist()) == ([2, 3], [0, 3])
+    assert (joined.final_time.tolist(), joined.final_env.tolist()) == ([3, 2], [3, 0])
     ended = joined.truncated.nonzero()
-    assert torch.equal(ended, torch.stack((joined.final_time, joined.final_env), 1))
-    expected = torch.cat((one.obs["obs"][-1], two.obs["obs"][-1], one.obs["obs"][0, :1] + 7, two.obs["obs"][0, :1] + 7))
+    assert torch.equal(ended.flip(0), torch.stack((joined.final_time, joined.final_env), 1))
+    expected = torch.cat((one.obs["obs"][-1], two.obs["obs"][-1], two.obs["obs"][0, :1] + 7, one.obs["obs"][0, :1] + 7))
     assert torch.equal(joined.bootstrap_obs()["obs"], expected)
 
 

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -162,7 +163,7 @@ def test_success_and_the_envs_own_numbers_are_kept(deferred: bool) -> None:
 
 def test_statistics_go_through_a_state_and_an_old_one_will_do() -> None:
     one = EpisodeStatistics(["x"])
-    one.add([1.0, 2.0], [3, 4], [math.nan, 1.0], {"x": [5.0, math.nan]})
+    one.add(np.array([[1.0, 3.0, math.nan, 5.0], [2.0, 4.0, 1.0, math.nan]]))
     other, old = EpisodeStatistics(["x", "y"]), EpisodeStatistics(["x"])
     other.set_state(one.get_state())
     assert other.returns == [1.0, 2.0] and other.metrics()["episode_x"] == 5.0
@@ -182,12 +183,11 @@ def test_statistics_go_through_a_state_and_an_old_one_will_do() -> None:
 
 def test_the_window_is_that_of_the_last_hundred_episodes_with_the_unknown_in_it() -> None:
     statistics = EpisodeStatistics(["x"])
-    silent = [math.nan] * 50
-    statistics.add([0.0] * 50, [1] * 50, silent, {"x": [1.0] * 50})
+    statistics.add(np.array([[0.0, 1.0, math.nan, 1.0]] * 50))
     assert "episode_success" not in statistics.metrics()  # nothing told yet
-    statistics.add([0.0] * 75, [1] * 75, [1.0] * 75, {"x": [3.0] * 75})
+    statistics.add(np.array([[0.0, 1.0, 1.0, 3.0]] * 75))
     assert statistics.metrics()["episode_success"] == 1.0 and statistics.metrics()["episode_x"] == 2.5
-    statistics.add([0.0] * 100, [1] * 100, silent * 2, {"x": silent * 2})
+    statistics.add(np.array([[0.0, 1.0, math.nan, math.nan]] * 100))
     assert math.isnan(statistics.metrics()["episode_success"]) and math.isnan(statistics.metrics()["episode_x"])
 
 
