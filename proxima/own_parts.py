@@ -58,6 +58,16 @@ def is_given(name: str) -> bool:
     return name in _given
 
 
+def given_parts(options: Any) -> dict[str, Any]:
+    """The objects that were given in Python, by name, of those named in these options: for other processes."""
+    return {name: _given[name] for name in _names(options) if name in _given}
+
+
+def give_parts(parts: Mapping[str, Any]) -> None:
+    """Keep objects under these names: those of `given_parts` of another process."""
+    _given.update(parts)
+
+
 def only_in_python(name: str) -> bool:
     """Whether a name is that of an object that no import finds again: a lambda, an instance, a part of a script."""
     return name.startswith("__main__:") or any(mark in name for mark in "<(#")

@@ -73,7 +73,10 @@ class PPOLearner(Learner):
 
     @torch.no_grad()
     def prepare(self, rollout: Rollout) -> Batch:
-        """Scale rewards, compute old log-probabilities and values unless acting stored them, and advantages."""
+        """Scale rewards, compute old log-probabilities and values unless acting stored them, and advantages.
+
+        With `overlap`, the policy that collected is one update older: ratios are to it, values are the current ones.
+        """
         reward = rollout.reward
         if self.config.normalize.normalize_reward:
             reward = self.reward_normalizer(
@@ -85,6 +88,8 @@ class PPOLearner(Learner):
         action = rollout.action.flatten(0, 1)
         if rollout.log_prob is not None and rollout.value is not None:
             log_prob, value = rollout.log_prob.flatten(), rollout.value.flatten()
+            if self.config.cluster.overlap:  # those were computed with the weights before the last update
+                value = self._values(inputs)
         else:
             log_prob, value = self._evaluate(inputs, action)
         advantage, return_ = self._advantages(rollout, reward, value)

@@ -44,6 +44,7 @@ class Config:
     distill: sections.DistillOptions = field(default_factory=sections.DistillOptions)
     optimizer: sections.OptimizerOptions = field(default_factory=sections.OptimizerOptions)
     normalize: sections.NormalizeOptions = field(default_factory=sections.NormalizeOptions)
+    cluster: sections.ClusterOptions = field(default_factory=sections.ClusterOptions)
     checkpoint: sections.CheckpointOptions = field(default_factory=sections.CheckpointOptions)
     evaluation: sections.EvaluationOptions = field(default_factory=sections.EvaluationOptions)
     track: sections.TrackOptions = field(default_factory=sections.TrackOptions)
@@ -127,6 +128,8 @@ class Config:
             raise UsageError(
                 f"name has {size} bytes, but at most {MAX_NAME_BYTES} fit into a checkpoint folder's name: shorten it."
             )
+        if self.cluster.overlap and not self.cluster.rollout_workers:
+            raise UsageError("overlap is set, but the envs are in this process: give rollout_workers.")
         if (decay := self.optimizer.weight_decay) and self.optimizer.optimizer == "adam":
             raise UsageError(f"weight_decay is {decay:g}, but optimizer adam has none: use optimizer adamw.")
 

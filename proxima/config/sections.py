@@ -278,6 +278,21 @@ class NormalizeOptions:
 
 
 @dataclass
+class ClusterOptions:
+    """Rollouts on several processes and machines, with Ray (docs/cluster.md)."""
+
+    rollout_workers: int = option(0, at_least=0, at_most=100_000, compared=False)
+    """Ray workers that the envs are divided among, on this machine or in a cluster; 0: envs in this process."""
+    ray_address: str | None = bookkeeping(None)
+    """Ray cluster to connect to: auto, or HOST:PORT. None: $RAY_ADDRESS, or a Ray on this machine for this run."""
+    worker_cpus: float = option(1.0, above=0, compared=False)
+    """CPUs of each rollout worker; also its threads of the batch physics."""
+    overlap: bool = option(False)
+    """Collect the next rollout while the learner updates: faster with slow envs, but with the policy before the
+    update. Needs rollout_workers."""
+
+
+@dataclass
 class CheckpointOptions:
     """When checkpoints are saved, and what they contain."""
 

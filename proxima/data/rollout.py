@@ -218,19 +218,19 @@ class Rollout:
         for name, array in block["aux"].items():
             if name not in self.aux:
                 shape = (self.num_steps, self.num_envs, *array.shape[2:])
-                self.aux[name] = self.reward.new_zeros(shape, dtype=_tensor(array).dtype)
+                self.aux[name] = self.reward.new_zeros(shape, dtype=tensor_of(array).dtype)
         targets = {name: getattr(self, name) for name in block["fields"] if name != "last_state"}
         if self.last_state is not None:
             targets["last_state"] = self.last_state[None]
         targets = {"fields": targets, "obs": {key: self.frames.get(key, x) for key, x in self.obs.items()}}
         for group, tensors in (targets | {"aux": self.aux}).items():
             for name, x in tensors.items():
-                x[:, columns] = _tensor(block[group][name])
+                x[:, columns] = tensor_of(block[group][name])
         ends, final_obs = block["ends"], block["final_obs"]
         if len(ends["time"]):
-            state = _tensor(ends["state"]).to(self.reward.device) if "state" in ends else None
-            found = {key: _tensor(x) for key, x in final_obs.items()}
-            self.add_final(_tensor(ends["time"]), _tensor(ends["env"]) + first, found, state)
+            state = tensor_of(ends["state"]).to(self.reward.device) if "state" in ends else None
+            found = {key: tensor_of(x) for key, x in final_obs.items()}
+            self.add_final(tensor_of(ends["time"]), tensor_of(ends["env"]) + first, found, state)
 
     def _final_example(self, key: str) -> Tensor:
         """No final observations, `[0, ...]`: those of frame stacks are stored completely."""
@@ -243,7 +243,7 @@ Block = dict[str, dict[str, "NDArray[Any]"]]
 _FIELDS = ("action", "reward", "terminated", "truncated", "skipped", "log_prob", "value", "duration", "state")
 
 
-def _tensor(array: "NDArray[Any]") -> Tensor:
+def tensor_of(array: "NDArray[Any]") -> Tensor:
     """A tensor that is only read: arrays from another process may not be writable, which PyTorch warns of."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

@@ -66,6 +66,33 @@ TABLES = {
             "info",
             "with `log_info`: mean over the env steps of this iteration whose `info` has the number",
         ),
+        Metric("rollout_workers", "cluster", "Ray workers that collect rollouts"),
+        Metric(
+            "worker_steps_per_second",
+            "cluster",
+            "sum over the rollout workers of their speed while they collect",
+            unit="env steps / s",
+        ),
+        Metric(
+            "learner_wait",
+            "cluster",
+            "share of the time that the learner waited for rollout workers; mean over ranks",
+            healthy="about the share of collection in a run without workers, or less",
+            otherwise="near 1: the envs limit the run, add workers; near 0: the learner does, add ranks or a GPU",
+        ),
+        Metric(
+            "lost_workers",
+            "faults",
+            "rollout workers that were lost and replaced",
+            healthy="0",
+            otherwise="the log says why",
+        ),
+        Metric(
+            "policy_lag",
+            "cluster",
+            "with `overlap`: updates between the policy that collected the rollout and the one that learned from it",
+            healthy="1 (0 in the first iteration)",
+        ),
         Metric(
             "worker_restarts",
             "faults",

@@ -80,7 +80,15 @@ def summary(metrics: Mapping[str, float]) -> str:
     """The metrics that show whether a run is healthy."""
     health = [f"{name} {metrics[name]:{form}}" for name, form in _HEALTH.items() if name in metrics]
     first = f"{metrics['steps_per_second']:,.0f} steps/s return {number(metrics['episode_return'])}"
-    return " ".join([first, *health])
+    return " ".join([first, *health, *_workers(metrics)])
+
+
+def _workers(metrics: Mapping[str, float]) -> list[str]:
+    """The rollout workers, their speed, and the share of the learner's time that it waits for them."""
+    if "rollout_workers" not in metrics:
+        return []
+    speed, wait = metrics["worker_steps_per_second"], metrics["learner_wait"]
+    return [f"{metrics['rollout_workers']:.0f} workers {speed:,.0f} steps/s, learner waits {wait:.0%}"]
 
 
 def _table(metrics: Mapping[str, float]) -> Table:

@@ -15,8 +15,10 @@ from proxima.errors import UsageError
 from proxima.nets.policy import Policy
 from proxima.runs.layout import OPTIMIZER
 from proxima.training.collector import Collector
+from proxima.training.remote import RemoteSource
 from proxima.training.seeding import stream_seed
 from proxima.training.setup import Parts, build_policy
+from proxima.training.source import Source
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,11 +31,13 @@ Read = Callable[[str], Any | None]
 class Algorithm(ABC):
     """Iterates, and gets and sets the state for checkpoints."""
 
-    source: Collector
+    source: Source
     learners: dict[str, Learner]
     """By name; the first trains the policy. Each has its own optimizer file in the checkpoint."""
     phases: ClassVar[tuple[str, ...]] = ("collect", "update")
     """Phases of an iteration whose time is measured (`timed`)."""
+    collects_whole_rollouts: ClassVar[bool] = True
+    """Whether rollouts are long enough to be collected by other processes."""
     learns_with_skips: ClassVar[bool] = False
     """Whether the learners leave out rows that an env skipped (`VecEnv.skips`)."""
 
@@ -44,28 +48,29 @@ class Algorithm(ABC):
         """Networks besides the policy, by name: each is `NAME.pt` in every checkpoint, and is handed to the envs."""
         self._seconds: dict[str, float] = {}
 
-    def make_source(self, num_steps: int, *, behaviour: Policy | None = None, **options: Any) -> Collector:
-        """A collector for the policy and the envs; it compiles acting if that pays. `learners` must be set.
+    def make_source(self, num_steps: int, *, behaviour: Policy | None = None, **options: Any) -> Source:
+        """The rollout source of the policy and the envs; it compiles acting if that pays. `learners` must be set.
 
         `behaviour` acts in place of the policy, and is not compiled.
         """
         parts, seed = self.parts, self.config.run.seed
+        compiles, workers = parts.compiles_actor and behaviour is None, self.config.cluster.rollout_workers
         if parts.env.skips and not self.learns_with_skips:
             raise UsageError(
                 f"{self.config.env.env} starts episodes one step late (autoreset mode NEXT_STEP), which "
                 f"{self.config.algorithm.algorithm} cannot learn from: use the mode SAME_STEP or DISABLED, or PPO."
             )
-        return Collector(
-            parts.env,
-            behaviour or self.policy,
-            num_steps=num_steps,
-            device=parts.device,
-            env_seed=seed,
-            seed=stream_seed(seed, "actions"),
-            hold_schedule=parts.hold_schedule,
-            flat=self.learner.flat if parts.compiles_actor and behaviour is None else None,
-            **options,
-        )
+        options |= {"num_steps": num_steps, "device": parts.device, "share": parts.share}
+        options |= {"env_seed": seed, "seed": stream_seed(seed, "actions"), "hold_schedule": parts.hold_schedule}
+        policy = behaviour or self.policy
+        if not workers:
+            return Collector(parts.env, policy, flat=self.learner.flat if compiles else None, **options)
+        if not self.collects_whole_rollouts:
+            raise UsageError(
+                f"rollout_workers is {workers}, but {self.config.algorithm.algorithm} learns after every few steps, "
+                "which is too often to ask other processes: leave it out, and use vec_env_mode async for slow envs."
+            )
+        return RemoteSource(parts.env, policy, self.config, num_workers=workers, compiles=compiles, **options)
 
     def begin(self) -> None:
         """Called once before the first iteration of a run."""

@@ -63,6 +63,8 @@ def bench(config: Config, *, seconds: float, console: Console | None = None) -> 
     """Train for about `seconds` after a first iteration, then time the envs alone and the physics alone."""
     if not seconds > 0:
         raise UsageError(f"seconds is {seconds}, but it must be > 0.")
+    if config.cluster.rollout_workers:
+        raise UsageError("bench times the envs in this process: leave rollout_workers out.")
     with process_settings_kept():
         return _bench(Trainer(config, console=console), seconds)
 

@@ -47,9 +47,7 @@ class Collector(Source):
         `sequence_length` and `store_values`: see `Rollout`. `share`: which of all envs these are.
         """
         share = share or Share(0, env.num_envs, env.num_envs)
-        super().__init__(
-            env, policy, seed=seed, device=device, share=share, hold_schedule=hold_schedule, gather=gather
-        )
+        super().__init__(env, policy, seed=seed, device=device, share=share, hold_schedule=hold_schedule, gather=gather)
         env.become_part(share.first, share.total)
         self._actor, self._flat = Actor(policy, env.device, self.stacks), flat
         self._record: Record | None = None
@@ -217,7 +215,8 @@ class Collector(Source):
 
     # State -----------------------------------------------------------------------------------------------------------
 
-    def _get_envs(self) -> EnvState:
+    def get_envs(self) -> EnvState:
+        """The state of the envs, copied."""
         can = isinstance(self.env, ExactState) and self.obstacle is None
         return EnvState(
             {key: x.clone() for key, x in self._now.items()},
@@ -225,7 +224,8 @@ class Collector(Source):
             self.env.get_state() if can else None,  # type: ignore[attr-defined]
         )
 
-    def _set_envs(self, state: EnvState) -> bool:
+    def set_envs(self, state: EnvState) -> bool:
+        """Continue from a state; False if it does not fit."""
         self._tape = None
         if not isinstance(self.env, ExactState):
             return False
@@ -239,7 +239,8 @@ class Collector(Source):
             current.copy_(saved)
         return True
 
-    def _reset_envs(self, seed: int) -> None:
+    def reset_envs(self, seed: int) -> None:
+        """Start new episodes, and with them a new recurrent state."""
         self._tape = None
         self._now = self.env.reset(seed)
         for state in self._state:

@@ -39,7 +39,7 @@ class Distillation(Algorithm):
         """Whether the teacher has its weights: from its own checkpoint, or from the one of this run."""
         teacher = _load(parts) if self._can_label else _rebuild(parts)
         _check_fit(teacher, parts)
-        self.teacher = Teacher(teacher.to(parts.device), parts.env.num_envs)
+        self.teacher = Teacher(teacher.to(parts.device), parts.share.count)
         self.distill = DistillLearner(
             self.policy,
             config,

@@ -14,10 +14,11 @@ class DQN(Algorithm):
     """Repeat: collect a few steps into the replay buffer, then do one optimizer step per `train_freq` of them."""
 
     phases = ("collect", "store", "update")
+    collects_whole_rollouts = False
 
     def __init__(self, parts: Parts):
         super().__init__(parts)
-        config, num_envs, dqn = parts.config, parts.env.num_envs, parts.config.dqn
+        config, num_envs, dqn = parts.config, parts.share.count, parts.config.dqn
         assert isinstance(self.policy, QNetwork)
         seed = stream_seed(config.run.seed, "minibatches")
         self.dqn = DQNLearner(self.policy, config, device=parts.device, seed=seed)

@@ -29,10 +29,12 @@ class PPO(Algorithm):
         # Storing values while acting saves a second pass through shared convolutions. But the first ratio must be 1:
         # recurrent states have to be unrolled as in the update, and the precision has to be that of the update.
         stores_values = self.policy.values_are_cheap and not self.policy.state_size
+        stores_values &= config.optimizer.precision == "fp32"
         self.source = self.make_source(
             config.ppo.num_steps,
             sequence_length=config.sequence_length,
-            store_values=stores_values and config.optimizer.precision == "fp32",
+            # With overlap, ratios are to the policy that collected, which the learner no longer has.
+            store_values=stores_values or config.cluster.overlap,
         )
 
     def iterate(self) -> dict[str, float]:

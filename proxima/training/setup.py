@@ -20,6 +20,7 @@ from proxima.nets.policy import Policy, make_policy
 from proxima.nets.spec import Spec
 from proxima.training.hold_schedule import HoldSchedule
 from proxima.training.seeding import stream_seed
+from proxima.training.source import Share
 
 # Multiplications of a matrix product that are worth one more thread.
 _PRODUCT_PER_THREAD = 2**20
@@ -33,6 +34,9 @@ class Parts:
 
     config: Config
     env: VecEnv
+    """The envs of this process; one of them, if they are on rollout workers."""
+    share: Share
+    """Which of the run's envs this process and its workers have."""
     spec: Spec
     device: torch.device
     threads: "Threads"
@@ -50,7 +54,7 @@ class Parts:
     @property
     def compiles_actor(self) -> bool:
         """Whether to compile acting: on the CPU, if the run is long enough for it to pay."""
-        wish, vector_steps = self.config.run.compile, self.num_policy_steps // self.env.num_envs
+        wish, vector_steps = self.config.run.compile, self.num_policy_steps // self.share.total
         pays = wish == "on" or (wish == "auto" and vector_steps >= _COMPILED_ACTOR_PAYS_AFTER)
         return self.device.type == "cpu" and pays
 
@@ -58,20 +62,21 @@ class Parts:
 def build_parts(config: Config) -> Parts:
     """Build everything of a run except its algorithm."""
     options, wish = config.env, config.run.num_threads
-    if (count := num_envs_of(options.env)) is not None and "num_envs" not in config.given:
-        options.num_envs = count
-    env = make_env(
-        options.env,
-        num_envs=options.num_envs,
-        mode=options.vec_env_mode,
-        env_kwargs=options.env_kwargs,
-        max_episode_steps=options.max_episode_steps,
-        num_workers=options.num_workers,
-        spread_episodes=options.spread_episodes,
-        num_threads=wish and min(wish, available_cores()),
-        log_info=config.track.log_info,
+    if (count := num_envs_of(options.env)) is not None:
+        if config.cluster.rollout_workers:
+            raise UsageError(
+                f"env {options.env!r} is one object, and every rollout worker makes its own: give the function that "
+                "makes it, or leave rollout_workers out."
+            )
+        if "num_envs" not in config.given:
+            options.num_envs = count
+    share = Share(0, options.num_envs, options.num_envs)
+    check_workers(config, share)
+    env = make_run_envs(
+        config,
+        1 if config.cluster.rollout_workers else share.count,
         device=str(choose_device(config, images=True)),  # for envs that can run on a GPU
-        **view_options(config),
+        num_threads=wish and min(wish, available_cores()),
     )
     try:
         spec = Spec.from_spaces(env.observation_space, env.action_space)
@@ -87,10 +92,37 @@ def build_parts(config: Config) -> Parts:
         if wish is not None and wish > threads.learn:
             notices.append(f"num_threads is {wish}, but there are {threads.learn} cores: {threads.learn} are used.")
         schedule = HoldSchedule(config, env.step_seconds)
-        return Parts(config, env, spec, device, threads, schedule, traits, chosen, notices)
+        return Parts(config, env, share, spec, device, threads, schedule, traits, chosen, notices)
     except BaseException:
         env.close()
         raise
+
+
+def make_run_envs(config: Config, num_envs: int, *, device: str, num_threads: int | None) -> VecEnv:
+    """The envs of a run, or a part of them."""
+    options = config.env
+    return make_env(
+        options.env,
+        num_envs=num_envs,
+        mode=options.vec_env_mode,
+        env_kwargs=options.env_kwargs,
+        max_episode_steps=options.max_episode_steps,
+        num_workers=options.num_workers,
+        spread_episodes=options.spread_episodes,
+        num_threads=num_threads,
+        log_info=config.track.log_info,
+        device=device,
+        **view_options(config),
+    )
+
+
+def check_workers(config: Config, share: Share) -> None:
+    """Raise a UsageError if there are more rollout workers than envs."""
+    if config.cluster.rollout_workers > share.count:
+        raise UsageError(
+            f"rollout_workers is {config.cluster.rollout_workers}, but there are {share.count} envs, and each worker "
+            "has at least one: raise num_envs."
+        )
 
 
 def check_left_out(config: Config, keys: Sequence[str]) -> None:

@@ -177,7 +177,7 @@ class Source(ABC):
 
     def metrics(self, progress: float) -> dict[str, float]:
         """Episode statistics, counters of the envs, numbers from their `info` and the hold."""
-        reports = self._gather(self._report())
+        reports = self._gather(self.report())
         means = mean_info([(info, count) for info, _, count in reports])
         self._note_unseen(means)
         counters: dict[str, int] = {}
@@ -187,7 +187,7 @@ class Source(ABC):
         held = self.hold_schedule.metrics(progress, policy_steps=self.policy_steps) if self.hold_schedule else {}
         return {**self.episodes.metrics(), **counters, **info, **held}
 
-    def _report(self) -> tuple[dict[str, float], dict[str, int], int]:
+    def report(self) -> tuple[dict[str, float], dict[str, int], int]:
         """Means of the envs' `info`, their counters, and the number of envs."""
         return self.env.take_info(), self.env.counters(), self.share.count
 
@@ -224,20 +224,20 @@ class Source(ABC):
     # State -----------------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _get_envs(self) -> EnvState:
+    def get_envs(self) -> EnvState:
         """The state of the envs, copied."""
 
     @abstractmethod
-    def _set_envs(self, state: EnvState) -> bool:
+    def set_envs(self, state: EnvState) -> bool:
         """Continue from a state; False if it does not fit."""
 
     @abstractmethod
-    def _reset_envs(self, seed: int) -> None:
+    def reset_envs(self, seed: int) -> None:
         """Start new episodes, and with them a new recurrent state."""
 
     def get_state(self) -> dict[str, Any]:
         """The envs, the generator, counters, episode statistics, the next observation and the recurrent state."""
-        envs = self._get_envs()
+        envs = self.get_envs()
         return {
             "collector": {
                 "generator": self.generator.get_state(),
@@ -267,9 +267,9 @@ class Source(ABC):
         fits = len(types) == 1 or types <= {"SyncVecEnv", "AsyncVecEnv"}  # both have the same envs
         recurrent = ours.get("recurrent_state", ours.get("memory"))
         saved = EnvState(ours["obs"], recurrent, state["env"])
-        self.in_old_episodes = all(self._gather(fits and saved.env is not None and self._set_envs(saved)))
+        self.in_old_episodes = all(self._gather(fits and saved.env is not None and self.set_envs(saved)))
         if not self.in_old_episodes:
-            self._reset_envs(new_episodes_seed + self.share.first)
+            self.reset_envs(new_episodes_seed + self.share.first)
         return different
 
 

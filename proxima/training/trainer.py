@@ -139,7 +139,7 @@ class Trainer:
                         tracker.write(self._take_logged() | metrics)
                         if is_left:
                             break
-                        if due(self.source.global_step) or is_best:
+                        if due(self.source.global_step) or is_best or self.source.wants_checkpoint():
                             self.saver.save_in_background(boundary)
                 with signals.shield():
                     self.saver.save(boundary, is_last=True)

@@ -64,7 +64,9 @@ def drive(envs: list[VecEnv], steps: range) -> list[dict[str, Any]]:
         def beside(read: Callable[[Step], torch.Tensor], results: list[Step] = results) -> torch.Tensor:
             return torch.cat([read(one).clone() for one in results])
 
-        row = {name: beside(lambda one, name=name: getattr(one, name)) for name in ("reward", "terminated", "truncated")}
+        row = {
+            name: beside(lambda one, name=name: getattr(one, name)) for name in ("reward", "terminated", "truncated")
+        }
         row["obs"] = {key: beside(lambda one, key=key: one.obs[key]) for key in results[0].obs}
         row["ended"] = beside(lambda one: one.terminated | one.truncated)
         if results[0].duration is not None:
