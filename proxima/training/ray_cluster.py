@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import socket
 from typing import Any
 
 from proxima.errors import ProximaError, UsageError, first_line
@@ -9,6 +10,7 @@ from proxima.machine import available_cores
 
 # Object store of a Ray that is started here: room for some rollouts, whose memory is only used when it is needed.
 _LEAST_STORE, _STORED_ROLLOUTS = 256 * 2**20, 6
+_ANSWER_SECONDS = 10.0
 
 
 class WorkerLost(Exception):
@@ -30,6 +32,7 @@ class Cluster:
         if not self._is_ours:
             return
         address = address or os.environ.get("RAY_ADDRESS") or "local"
+        _check_answer(address)
         options: dict[str, Any] = {"address": address}
         if address == "local":
             store = max(_LEAST_STORE, _STORED_ROLLOUTS * rollout_bytes)
@@ -86,3 +89,21 @@ class Cluster:
             self._ray.kill(actor)
         if self._is_ours:
             self._ray.shutdown()
+
+
+def _check_answer(address: str) -> None:
+    """Raise a UsageError if nothing listens at HOST:PORT: Ray itself would try for minutes."""
+    host, separator, port = address.rpartition(":")
+    if "://" in address:
+        raise UsageError(
+            f"ray_address is {address!r}, but rollouts need a learner that runs on a machine of the cluster: start it "
+            "there (`ray job submit`) with --ray-address auto."
+        )
+    if not separator:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"no Ray cluster answers at {address!r} ({first_line(error)}): check --ray-address and `ray status`."
+        ) from None

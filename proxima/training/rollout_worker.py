@@ -112,7 +112,8 @@ class RolloutWorker:
                 **given.options,
             )
         self._tensors = tensors_of(given.policy)
-        return {"node": platform.node(), "proxima": proxima.__version__, "torch": torch.__version__}
+        versions = {"proxima": proxima.__version__, "torch": torch.__version__}
+        return {"node": platform.node(), "pid": str(os.getpid()), **versions}
 
     def collect(self, weights: Arrays, noise: NDArray[np.float32], job: Job, *networks: tuple[str, Arrays]) -> Harvest:
         """One rollout with these weights of the policy, noise `[T, n, A]`, and networks for the envs."""

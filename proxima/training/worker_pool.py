@@ -50,6 +50,8 @@ class Worker:
         """Of new episodes to start with, if the envs have no state; None: as they are made."""
         self.losses = 0
         """In a row."""
+        self.about: dict[str, str] = {}
+        """Its machine, process and versions."""
 
     def launch(self, cluster: Cluster, cpus: float) -> None:
         """Start a process for it; what is asked from now on is answered once the envs are made."""
@@ -108,8 +110,8 @@ class WorkerPool:
 
     def _greet(self, worker: Worker) -> None:
         """Take the answer of `build`; say if the worker has other versions than the learner."""
-        about, worker.built = self.cluster.get(worker.built), None
-        ours = {"proxima": proxima.__version__, "torch": torch.__version__}
+        worker.about, worker.built = self.cluster.get(worker.built), None
+        about, ours = worker.about, {"proxima": proxima.__version__, "torch": torch.__version__}
         others = [f"{name} {about[name]} (here {version})" for name, version in ours.items() if about[name] != version]
         if others:
             log.warning("Rollout worker %d on %s has %s.", worker.index, about["node"], ", ".join(others))
