@@ -11,8 +11,9 @@ from torch import Tensor
 
 from proxima.algo.extra_loss import ExtraLoss, example_sequence
 from proxima.algo.learner import Learner, Weights
+from proxima.algo.peers import Peers
 from proxima.config import Config
-from proxima.data.batch import Inputs, SequenceLayout, Tensors, minibatch_indices
+from proxima.data.batch import Inputs, SequenceLayout, Tensors
 from proxima.data.rollout import Rollout
 
 if TYPE_CHECKING:
@@ -39,12 +40,22 @@ class LessonMinibatch(NamedTuple):
 class DistillLearner(Learner):
     """Trains the layers that the mean action depends on; the std and the critic's own layers stay as they are."""
 
-    def __init__(self, policy: "ActorCritic", config: Config, *, device: torch.device, seed: int, num_iterations: int):
-        self.policy = policy
+    def __init__(
+        self,
+        policy: "ActorCritic",
+        config: Config,
+        *,
+        device: torch.device,
+        seed: int,
+        num_iterations: int,
+        peers: Peers | None = None,
+    ):
+        """`peers`: the ranks, of which this is one."""
+        self.policy, peers = policy, peers or Peers((config.env.num_envs,))
         policy.freeze_all_but_mean()
         self.joint_errors = tuple(f"action_error_{i}" for i in range(policy.spec.action.sizes[0]))
         self.loss_terms = ("loss", *self.joint_errors)
-        self.layout = SequenceLayout(config.ppo.num_steps, config.env.num_envs, config.sequence_length)
+        self.layout = SequenceLayout(config.ppo.num_steps, peers.own_envs, config.sequence_length)
         if (name := config.algorithm.extra_loss) is not None:
             self.extra = ExtraLoss(name, policy, self._example())
             self.loss_terms = (*self.loss_terms, *self.extra.names)
@@ -54,6 +65,7 @@ class DistillLearner(Learner):
             device=device,
             seed=seed,
             num_updates=num_iterations * config.ppo.update_epochs * config.num_minibatches,
+            peers=peers,
             gather_outside="always" if policy.image_keys else "never",
             build_apart=config.sequence_length > 1,
         )
@@ -78,7 +90,7 @@ class DistillLearner(Learner):
         epochs = []
         for _ in range(self.config.ppo.update_epochs):
             metrics = self.flat.vector.new_zeros(len(self.step_metrics))
-            for order in minibatch_indices(self.layout.num_sequences, self.config.num_updates, self.generator):
+            for order in self.minibatches(self.layout):
                 metrics = metrics + self.run_epoch(lesson, order) / self.config.num_updates
             epochs.append(metrics)
         host = [dict(zip(self.step_metrics, row, strict=True)) for row in torch.stack(epochs).tolist()]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,19 @@ Gather = Callable[[Any, Tensor], list[Any]]
 """(all data, index `[B]` of a minibatch) -> its parts, one per accumulated gradient."""
 Step = Callable[[AdamState, Tensor, Sequence[Any]], tuple[AdamState, Tensor]]
 """(state, learning rate, parts of a minibatch) -> (next state, metrics of the step)."""
+
+
+class Exchange(NamedTuple):
+    """A step in two halves, with an exchange between processes in the middle, which cannot be compiled."""
+
+    sums: Callable[[AdamState, Sequence[Any]], Tensor]
+    """(state, parts of a minibatch) -> a vector that is summed over all processes."""
+    exchange: Callable[[Tensor], Tensor]
+    """Sums a vector over all processes, in place."""
+    finish: Callable[[AdamState, Tensor, Tensor], tuple[AdamState, Tensor]]
+    """(state, learning rate, the summed vector) -> (next state, metrics of the step)."""
+
+
 # The compiled loop saves a call per step but allocates a new state each time: too slow above this many parameters.
 _LARGEST_IN_A_LOOP = 2**17
 # Guards that a compiled step checks in every call: its tensors, and the Python values that are constants in its code.
@@ -37,10 +50,11 @@ class Epochs:
         device: torch.device,
         compiled: bool,
         note: Callable[[], None] = lambda: None,
+        exchange: Exchange | None = None,
         gather_outside: str = "never",
         build_apart: bool = False,
     ):
-        """`note` is called once after the first compilation.
+        """`note` is called once after the first compilation. With `exchange`, its halves are run in place of `step`.
 
         `gather_outside` and `build_apart` are about compilation on a CPU.
 
@@ -53,6 +67,7 @@ class Epochs:
         self._step, self._gather, self._take = step, gather, take
         self._num_metrics, self._device, self._note = num_metrics, device, note
         self._gather_outside, self._build_apart = gather_outside, build_apart
+        self._exchange = exchange
         self._native: dict[str, Callable[..., Any]] = {}
         self._graphs: dict[tuple[torch.Size, ...], GraphedEpoch] = {}
         self._worked: set[torch.Size] = set()
@@ -84,6 +99,8 @@ class Epochs:
         is_few = len(order) == 1 or state.param.numel() > _LARGEST_IN_A_LOOP
         if self._device.type != "cpu":
             return self._replay(state, learning_rate, data, order)
+        if self._exchange is not None:
+            return self._in_halves(state, learning_rate, data, order)
         if self._gather_outside == "always" or (self._gather_outside == "if few" and is_few):
             return self._in_place(state, learning_rate, data, order)
         return self._compiled(self._loop)(state, learning_rate, data, order)
@@ -102,11 +119,41 @@ class Epochs:
         return torch.compile(_own_copy(function), fullgraph=True, dynamic=False, options=options)
 
     def _eager(self, state: AdamState, learning_rate: Tensor, data: Any, order: Tensor) -> tuple[AdamState, Tensor]:
-        total = learning_rate.new_zeros(self._num_metrics)
+        total, halves = learning_rate.new_zeros(self._num_metrics), self._exchange
         for index in order:
-            state, metrics = self._step(state, learning_rate, self._take(data, index))
+            parts = self._take(data, index)
+            if halves is None:
+                state, metrics = self._step(state, learning_rate, parts)
+            else:
+                sums = halves.exchange(halves.sums(state, parts))
+                state, metrics = halves.finish(state, learning_rate, sums)
             total = total + metrics
         return state, total
+
+    def _in_halves(self, state: AdamState, learning_rate: Tensor, data: Any, order: Tensor) -> tuple[AdamState, Tensor]:
+        """With both halves of the step compiled."""
+        assert self._exchange is not None
+        outside, total = self._gather_outside == "always", learning_rate.new_zeros(self._num_metrics)
+        sums, finish = self._compiled(self._sums_of_parts if outside else self._sums), self._compiled(self._finish)
+        for index in order:
+            vector = sums(state, self._take(data, index)) if outside else sums(state, data, index)
+            finish(state, learning_rate, self._exchange.exchange(vector), total)
+        return state, total
+
+    def _sums(self, state: AdamState, data: Any, index: Tensor) -> Tensor:
+        return self._sums_of_parts(state, self._gather(data, index))
+
+    def _sums_of_parts(self, state: AdamState, parts: Sequence[Any]) -> Tensor:
+        assert self._exchange is not None
+        return self._exchange.sums(state, parts)
+
+    def _finish(self, state: AdamState, learning_rate: Tensor, sums: Tensor, total: Tensor) -> None:
+        """The second half of a step, in place."""
+        assert self._exchange is not None
+        after, metrics = self._exchange.finish(state, learning_rate, sums)
+        for ours, new in zip(state, after, strict=True):
+            ours.copy_(new)
+        total.add_(metrics)
 
     def _loop(self, state: AdamState, learning_rate: Tensor, data: Any, order: Tensor) -> tuple[AdamState, Tensor]:
         """Like `_eager`, with the loop as part of the compiled code."""
@@ -142,21 +189,38 @@ class Epochs:
         # A CUDA graph, because a compiled loop would synchronise with the device in every step.
         shapes = tuple(x.shape for x in tree_leaves(data) if isinstance(x, Tensor))
         if shapes not in self._graphs:  # one copy of the data, for all sizes of minibatches
-            self._graphs[shapes] = GraphedEpoch(self._compiled(self._on_index), num_metrics=self._num_metrics)
+            if self._exchange is None:
+                stages: list[Callable[..., Any]] = [self._compiled(self._on_index)]
+            else:
+                stages = [self._compiled(self._sums), self._compiled(self._finish)]
+            exchange = None if self._exchange is None else self._exchange.exchange
+            self._graphs[shapes] = GraphedEpoch(stages, num_metrics=self._num_metrics, exchange=exchange)
         return self._graphs[shapes](state, learning_rate, data, order)
 
 
 class GraphedEpoch:
     """A step captured as a CUDA graph: one launch per minibatch, without host synchronisation.
 
-    A graph reads from fixed addresses: the inputs are copied into its own tensors once per epoch.
+    A graph reads from fixed addresses: the inputs are copied into its own tensors once per epoch. With an exchange
+    between processes, the two halves of the step are a graph each.
     """
 
-    def __init__(self, step: Callable[..., tuple[AdamState, Tensor]], *, num_metrics: int):
-        """`step(state, learning_rate, data, index)` returns the next state and the metrics of the step."""
-        self._step, self._num_metrics = step, num_metrics
+    def __init__(
+        self,
+        stages: Sequence[Callable[..., Any]],
+        *,
+        num_metrics: int,
+        exchange: Callable[[Tensor], Tensor] | None = None,
+    ):
+        """One stage: `step(state, learning_rate, data, index)` returns the next state and the metrics of the step.
+
+        With `exchange`: `sums(state, data, index)`, and `finish(state, learning_rate, sums, total)` in place.
+        """
+        self._stages, self._exchange, self._num_metrics = stages, exchange, num_metrics
         self._inputs: list[Any] = []
-        self._graphs: dict[torch.Size, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._graphs: dict[torch.Size, tuple[list[torch.cuda.CUDAGraph], Tensor]] = {}
+        self._sums: Tensor | None = None
+        """What is exchanged: one tensor for minibatches of all sizes."""
 
     @torch.no_grad()
     def __call__(self, state: AdamState, learning_rate: Tensor, data: Any, order: Tensor) -> tuple[AdamState, Tensor]:
@@ -171,35 +235,55 @@ class GraphedEpoch:
         for ours, x in zip(self._inputs, inputs, strict=True):
             if isinstance(x, Tensor):
                 ours.copy_(x)
-        graph, ours = self._graphs[order.shape]
+        graphs, ours = self._graphs[order.shape]
         ours.copy_(order)
         self._total.zero_()
         self._row.zero_()
         for _ in range(len(order)):
-            graph.replay()
+            graphs[0].replay()
+            if self._exchange is not None and self._sums is not None:
+                self._exchange(self._sums)
+                graphs[1].replay()
         return AdamState(*(x.clone() for x in self._inputs[: len(state)])), self._total.clone()
 
-    def _capture(self, form: TreeSpec, order: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def _capture(self, form: TreeSpec, order: Tensor) -> tuple[list[torch.cuda.CUDAGraph], Tensor]:
+        halves = [self._one] if self._exchange is None else [self._first_half, self._second_half]
         side_stream = torch.cuda.Stream()
         side_stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side_stream):
             for _ in range(3):  # warm-up: compiles, and lets the libraries allocate their workspaces
                 self._row.zero_()
-                self._one(form, order)
+                for half in halves:
+                    half(form, order)
         torch.cuda.current_stream().wait_stream(side_stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._one(form, order)
-        return graph, order
+        graphs = []
+        for half in halves:
+            graphs.append(torch.cuda.CUDAGraph())
+            with torch.cuda.graph(graphs[-1]):
+                half(form, order)
+        return graphs, order
 
     def _one(self, form: TreeSpec, order: Tensor) -> None:
         state, learning_rate, data = tree_unflatten(self._inputs, form)
         index = order.index_select(0, self._row).reshape(-1)
-        after, metrics = self._step(state, learning_rate, data, index)
+        after, metrics = self._stages[0](state, learning_rate, data, index)
         for field, new in zip(state, after, strict=True):
             field.copy_(new)
         self._total.add_(metrics)
         self._row.add_(1)
+
+    def _first_half(self, form: TreeSpec, order: Tensor) -> None:
+        state, _, data = tree_unflatten(self._inputs, form)
+        index = order.index_select(0, self._row).reshape(-1)
+        sums = self._stages[0](state, data, index)
+        if self._sums is None:  # in the warm-up
+            self._sums = torch.zeros_like(sums)
+        self._sums.copy_(sums)
+        self._row.add_(1)
+
+    def _second_half(self, form: TreeSpec, order: Tensor) -> None:
+        state, learning_rate, _ = tree_unflatten(self._inputs, form)
+        self._stages[1](state, learning_rate, self._sums, self._total)
 
 
 def _keep_values(guards: Sequence[Any]) -> list[bool]:

@@ -7,7 +7,7 @@ together with its loop, or captures as a CUDA graph.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad_and_value
 
 from proxima.algo.adam import AdamState, FlatParameters, adam_step, bias_scales, clip_by_norm, scaled_adam_step
-from proxima.algo.epochs import Epochs
+from proxima.algo.epochs import Epochs, Exchange
 from proxima.algo.extra_loss import ExtraLoss
+from proxima.algo.peers import Peers
 from proxima.algo.schedules import scheduled
 from proxima.compiling import compiled_note, report_failure, write_note
 from proxima.config import Config
+from proxima.data.batch import SequenceLayout
 from proxima.errors import NonFiniteError, UsageError
 
 Weights = dict[str, Tensor]
@@ -49,10 +51,12 @@ class Learner(ABC):
         device: torch.device,
         seed: int,
         num_updates: int,
+        peers: Peers | None = None,
         **compilation: Any,
     ):
         """`num_updates`: optimizer steps of the run, which decide whether compilation pays.
 
+        `peers`: the ranks, of which this is one.
         `compilation`: the arguments `gather_outside` and `build_apart` of `Epochs`.
         """
         self.network, self.config, self.device = network, config, device
@@ -63,8 +67,9 @@ class Learner(ABC):
         self.learning_rate = self.flat.vector.new_tensor(config.optimizer.learning_rate)
         self.schedule_ended = False
         """Whether the learning rate was set by hand, which ends a linear or cosine schedule."""
-        self.reduce_gradient: Callable[[Tensor], Tensor] | None = None
-        """Applied to the gradient `[P]` of every step before clipping, e.g. the mean over ranks."""
+        self.peers = peers or Peers((config.env.num_envs,))
+        self.limit_gradient: Callable[[Tensor], Tensor] | None = None
+        """Applied to the gradient `[P]` of every step before its norm is clipped."""
         self.step_metrics = (*self.loss_terms, "gradient_norm")
         self.epochs = Epochs(
             self._step,
@@ -74,6 +79,7 @@ class Learner(ABC):
             device=device,
             compiled=self._compilation_pays(num_updates),
             note=lambda: write_note(self._compiled_note()),
+            exchange=None if self.peers.sum is None else Exchange(self._sums, self.peers.sum, self._finish),
             **compilation,
         )
 
@@ -154,9 +160,29 @@ class Learner(ABC):
     def _take_parts(self, data: Any, index: Tensor) -> list[Any]:
         return [self.take(data, part) for part in index.tensor_split(self.config.optimizer.gradient_accumulation)]
 
+    def minibatches(self, layout: SequenceLayout) -> Iterator[Tensor]:
+        """This rank's parts of the minibatches of an epoch, `[M, B]` sequences; two stacks if their sizes differ."""
+        sizes = [layout._replace(num_envs=count).num_sequences for count in self.peers.num_envs]
+        return self.peers.minibatches(sizes, self.config.num_updates, self.generator)
+
     def _step(self, state: AdamState, learning_rate: Tensor, parts: Sequence[Any]) -> tuple[AdamState, Tensor]:
         """One optimizer step with the mean gradient of the parts, and its metrics."""
-        options = self.config.optimizer
+        gradient, terms, _ = self._mean_gradient(state, parts)
+        return self._apply(state, learning_rate, gradient, terms)
+
+    def _sums(self, state: AdamState, parts: Sequence[Any]) -> Tensor:
+        """`[P + K + 1]`: gradient and loss terms, as sums over the samples of the parts, and their number."""
+        gradient, terms, count = self._mean_gradient(state, parts)
+        count = torch.as_tensor(count, dtype=gradient.dtype, device=gradient.device)
+        return torch.cat((gradient * count, terms * count, count[None]))
+
+    def _finish(self, state: AdamState, learning_rate: Tensor, sums: Tensor) -> tuple[AdamState, Tensor]:
+        """The optimizer step, given the `_sums` over all ranks."""
+        gradient, terms = (sums[:-1] / sums[-1]).split([state.param.numel(), len(self.loss_terms)])
+        return self._apply(state, learning_rate, gradient, terms)
+
+    def _mean_gradient(self, state: AdamState, parts: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor | int]:
+        """Gradient `[P]` and loss terms `[K]`, means over the samples of the parts, and the number of samples."""
         counts = [self.count(part) for part in parts]
         total = sum(counts)
         gradient, terms = self._gradient(state, parts[0])
@@ -165,10 +191,17 @@ class Learner(ABC):
             for part, count in zip(parts[1:], counts[1:], strict=True):
                 part_gradient, part_terms = self._gradient(state, part)
                 gradient, terms = gradient + count / total * part_gradient, terms + count / total * part_terms
+        return gradient, terms, total
+
+    def _apply(
+        self, state: AdamState, learning_rate: Tensor, gradient: Tensor, terms: Tensor
+    ) -> tuple[AdamState, Tensor]:
+        """The optimizer step with a gradient `[P]`, and its metrics."""
+        options = self.config.optimizer
         if self._fp16:
             gradient = gradient / state.loss_scale
-        if self.reduce_gradient is not None:
-            gradient = self.reduce_gradient(gradient)
+        if self.limit_gradient is not None:
+            gradient = self.limit_gradient(gradient)
         gradient, norm = clip_by_norm(gradient, options.max_grad_norm)
         step = scaled_adam_step if self._fp16 else adam_step
         state = step(state, gradient, learning_rate, eps=options.adam_eps, weight_decay=options.weight_decay)

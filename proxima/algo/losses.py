@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from proxima.algo.peers import Peers
 from proxima.config.sections import PPOOptions
 from proxima.data.batch import Minibatch
 
@@ -20,14 +21,19 @@ class LossTerms(NamedTuple):
     clip_fraction: Tensor
 
 
-def ppo_loss(log_prob: Tensor, value: Tensor, entropy: Tensor, batch: Minibatch, options: PPOOptions) -> LossTerms:
-    """Clipped surrogate, value loss and entropy bonus of a minibatch, given the new policy's outputs `[B]`."""
+def ppo_loss(
+    log_prob: Tensor, value: Tensor, entropy: Tensor, batch: Minibatch, options: PPOOptions, *, is_complete: bool = True
+) -> LossTerms:
+    """Clipped surrogate, value loss and entropy bonus of a minibatch, given the new policy's outputs `[B]`.
+
+    Unless it `is_complete`, its advantages are normalised already: other ranks have the rest of the minibatch.
+    """
     weight, advantage, clip = batch.weight, batch.advantage, options.clip_range
 
     def mean(x: Tensor) -> Tensor:
         return weighted_mean(x, weight)
 
-    if options.normalize_advantage == "minibatch":
+    if is_complete and options.normalize_advantage == "minibatch":
         # The population std: 0 for a minibatch of one sample, where the sample std would be NaN.
         centred = advantage - mean(advantage)
         advantage = centred / (mean(centred.square()).sqrt() + 1e-8)
@@ -56,7 +62,13 @@ def weighted_mean(x: Tensor, weight: Tensor | None) -> Tensor:
     return x.mean() if weight is None else (x * weight).sum() / weight.sum()
 
 
-def explained_variance(value: Tensor, return_: Tensor) -> Tensor:
-    """1 - Var(return - value) / Var(return): 1 for a perfect critic, 0 for one that predicts the mean."""
-    var = return_.var(correction=0)
-    return torch.where(var > 0, 1.0 - (return_ - value).var(correction=0) / var, torch.nan)
+def explained_variance(value: Tensor, return_: Tensor, peers: Peers | None = None) -> Tensor:
+    """1 - Var(return - value) / Var(return): 1 for a perfect critic, 0 for one that predicts the mean.
+
+    With `peers`, of the samples of all ranks.
+    """
+    if peers is None or peers.sum is None:
+        var, left = return_.var(correction=0), (return_ - value).var(correction=0)
+    else:
+        (var, _), (left, _) = peers.var_mean(return_), peers.var_mean(return_ - value)
+    return torch.where(var > 0, 1.0 - left / var, torch.nan)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from proxima.algo.gae import linear_recurrence
+from proxima.algo.peers import Sum
 
 
 class RunningMoments(nn.Module):
@@ -20,13 +21,19 @@ class RunningMoments(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     @torch.no_grad()
-    def update(self, batch: Tensor) -> None:
-        """Add a batch `[*, *shape]`."""
+    def update(self, batch: Tensor, sum_ranks: Sum | None = None) -> None:
+        """Add a batch `[*, *shape]`; with `sum_ranks` the batches of all ranks."""
         flat = batch.reshape(-1, *self.mean.shape).double()
         var, mean = torch.var_mean(flat, 0, correction=0)
-        count = self.count + len(flat)
+        size: Tensor | int = len(flat)
+        if sum_ranks is not None:
+            own = mean
+            *sums, size = sum_ranks(torch.cat(((len(flat) * own).reshape(-1), own.new_tensor([len(flat)]))))
+            mean = torch.stack(sums).view(own.shape) / size
+            var = sum_ranks(len(flat) * (var + (own - mean).square())) / size
+        count = self.count + size
         delta = mean - self.mean
-        share = len(flat) / count
+        share = size / count
         # The initial variance has no weight while count is 0.
         self.var.copy_(self.var * (1 - share) + var * share + delta * delta * share * (1 - share))
         self.mean.add_(delta * share)
@@ -56,12 +63,12 @@ class ObsNormalizer(nn.Module):
         return ((x - getattr(self, f"{name}_shift")) * getattr(self, f"{name}_scale")).clamp(-self.clip, self.clip)
 
     @torch.no_grad()
-    def update(self, obs: dict[str, Tensor]) -> None:
-        """Add unnormalised observations `[*, *shape]` to the statistics."""
+    def update(self, obs: dict[str, Tensor], sum_ranks: Sum | None = None) -> None:
+        """Add unnormalised observations `[*, *shape]` to the statistics; with `sum_ranks` those of all ranks."""
         for key, name in self._names.items():
             moments = self.moments[name]
             assert isinstance(moments, RunningMoments)
-            moments.update(obs[key])
+            moments.update(obs[key], sum_ranks)
             getattr(self, f"{name}_shift").copy_(moments.mean)
             getattr(self, f"{name}_scale").copy_((moments.var + 1e-8).rsqrt())
 
@@ -98,7 +105,13 @@ class RewardNormalizer(nn.Module):
 
     @torch.no_grad()
     def forward(
-        self, reward: Tensor, *, ended: Tensor, discount: Tensor | float, skipped: Tensor | None = None
+        self,
+        reward: Tensor,
+        *,
+        ended: Tensor,
+        discount: Tensor | float,
+        skipped: Tensor | None = None,
+        sum_ranks: Sum | None = None,
     ) -> Tensor:
         """Add the rewards `[T, N]` of a rollout to the statistics, but for `skipped` rows, then scale them.
 
@@ -110,7 +123,7 @@ class RewardNormalizer(nn.Module):
         returns = linear_recurrence(reward64, carry[:-1], self.running)
         self.running.copy_(returns[-1])
         self.carry.copy_(carry[-1])
-        self.moments.update(returns if skipped is None else returns[~skipped])
+        self.moments.update(returns if skipped is None else returns[~skipped], sum_ranks)
         return (reward64 / self.scale).clamp(-self.clip, self.clip).to(reward.dtype)
 
     @property

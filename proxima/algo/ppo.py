@@ -11,10 +11,11 @@ from proxima.algo.gae import gae, next_values
 from proxima.algo.learner import Learner, Weights
 from proxima.algo.losses import LossTerms, explained_variance, ppo_loss
 from proxima.algo.normalize import RewardNormalizer
+from proxima.algo.peers import Peers
 from proxima.algo.schedules import adapted
 from proxima.algo.symmetry import Symmetry
 from proxima.config import Config
-from proxima.data.batch import Batch, Inputs, Minibatch, Rows, SequenceLayout, minibatch_indices
+from proxima.data.batch import Batch, Inputs, Minibatch, Rows, SequenceLayout
 from proxima.data.rollout import Rollout
 from proxima.errors import UsageError
 
@@ -37,12 +38,14 @@ class PPOLearner(Learner):
         seed: int,
         num_iterations: int | None = None,
         mirror: "Mirror | None" = None,
+        peers: Peers | None = None,
     ):
         """`num_iterations` of the run; given because held actions can make them fewer than `config.num_iterations`.
 
-        `mirror` of the env is needed with the option `symmetry`.
+        `mirror` of the env is needed with the option `symmetry`. `peers`: the ranks, of which this is one.
         """
-        self.policy = policy
+        self.policy, self.peers = policy, peers or Peers((config.env.num_envs,))
+        num_envs = self.peers.own_envs
         self.symmetry: Symmetry | None = None
         if config.ppo.symmetry != "none":
             if mirror is None:
@@ -50,9 +53,9 @@ class PPOLearner(Learner):
                     f"symmetry is {config.ppo.symmetry}, but {config.env.env} has no mirror (`VecEnv.mirror`) in "
                     f"vec_env_mode {config.env.vec_env_mode}: use symmetry none, or an env that defines one."
                 )
-            self.symmetry = Symmetry(mirror, policy, config, device=device)
+            self.symmetry = Symmetry(mirror, policy, config, num_envs=num_envs, device=device)
             self.loss_terms = (*LossTerms._fields, "symmetry_loss")
-        self.layout = SequenceLayout(config.ppo.num_steps, config.env.num_envs, config.sequence_length)
+        self.layout = SequenceLayout(config.ppo.num_steps, num_envs, config.sequence_length)
         if (name := config.algorithm.extra_loss) is not None:
             self.extra = ExtraLoss(name, policy, self._example())
             self.loss_terms = (*self.loss_terms, *self.extra.names)
@@ -63,11 +66,12 @@ class PPOLearner(Learner):
             device=device,
             seed=seed,
             num_updates=iterations * config.ppo.update_epochs * config.num_minibatches,
+            peers=self.peers,
             gather_outside="always" if policy.image_keys else "never",
             # Together with its kernels, the code that calls many unrolled steps takes minutes to compile.
             build_apart=config.sequence_length > 1,
         )
-        self.reward_normalizer = RewardNormalizer(config.env.num_envs, clip=config.normalize.clip_reward).to(device)
+        self.reward_normalizer = RewardNormalizer(num_envs, clip=config.normalize.clip_reward).to(device)
 
     # From a rollout to a batch -------------------------------------------------------------------------------------
 
@@ -80,7 +84,11 @@ class PPOLearner(Learner):
         reward = rollout.reward
         if self.config.normalize.normalize_reward:
             reward = self.reward_normalizer(
-                reward, ended=rollout.ended, discount=self._discount(rollout), skipped=rollout.skipped
+                reward,
+                ended=rollout.ended,
+                discount=self._discount(rollout),
+                skipped=rollout.skipped,
+                sum_ranks=self.peers.sum,
             )
             self.policy.return_scale.copy_(self.reward_normalizer.scale)
         obs = self.policy.normalizer(rollout.step_obs()) | rollout.frames
@@ -118,8 +126,8 @@ class PPOLearner(Learner):
         return_ = advantage + value
         if ppo.normalize_advantage == "batch":
             learned = advantage if rollout.skipped is None else advantage[~rollout.skipped]
-            std, mean = torch.std_mean(learned, correction=0)
-            advantage = (advantage - mean) / (std + 1e-8)
+            var, mean = self.peers.var_mean(learned)
+            advantage = (advantage - mean) / (var.sqrt() + 1e-8)
         return advantage.flatten(), return_.flatten()
 
     def _discount(self, rollout: Rollout) -> Tensor | float:
@@ -153,7 +161,7 @@ class PPOLearner(Learner):
     def update(self, batch: Batch) -> dict[str, float]:
         """All epochs over the batch; metrics are copied to the host once, at the end. `target_kl` reads every epoch."""
         ppo, optimizer, rows = self.config.ppo, self.config.optimizer, batch.rows
-        explained = explained_variance(rows.old_value, rows.return_)
+        explained = explained_variance(rows.old_value, rows.return_, self.peers)
         epochs: list[Tensor] = []
         for epoch in range(ppo.update_epochs):
             if epoch and ppo.recompute_advantage:
@@ -163,8 +171,10 @@ class PPOLearner(Learner):
                 rows = rows._replace(old_value=value, advantage=advantage, return_=return_)
             metrics = rows.advantage.new_zeros(len(self.step_metrics))
             # One stack of minibatches [M, B], or two where their sizes differ by one.
-            for order in minibatch_indices(self.layout.num_sequences, self.config.num_updates, self.generator):
-                metrics = metrics + self.run_epoch(rows, order) / self.config.num_updates
+            orders = list(self.minibatches(self.layout))
+            learned = rows if self.peers.sum is None else self._normalized(rows, orders)
+            for order in orders:
+                metrics = metrics + self.run_epoch(learned, order) / self.config.num_updates
             epochs.append(metrics)
             kl = metrics[self.step_metrics.index("approx_kl")]
             if optimizer.lr_schedule == "adaptive":
@@ -172,6 +182,34 @@ class PPOLearner(Learner):
             if ppo.target_kl is not None and float(kl) > ppo.target_kl:
                 break
         return self._metrics(torch.stack(epochs), explained)
+
+    def _normalized(self, rows: Rows, orders: list[Tensor]) -> Rows:
+        """Advantages normalised over the minibatches of all ranks, of which `orders` `[M, B]` has this rank's parts."""
+        if self.config.ppo.normalize_advantage != "minibatch":
+            return rows
+        parts = [
+            part for order in orders for part in order.tensor_split(self.config.optimizer.gradient_accumulation, 1)
+        ]
+        places = [self.layout.rows(part.flatten()).view(self.layout.length, *part.shape) for part in parts]  # [L, M, B]
+        weights = [self._weights(rows, part, place) for part, place in zip(parts, places, strict=True)]
+        advantage = [rows.advantage[place] for place in places]
+        sums = [torch.stack((w.sum((0, 2)), (w * a).sum((0, 2)))) for w, a in zip(weights, advantage, strict=True)]
+        count, total = self.peers.total(torch.cat(sums, 1))  # of all parts of all minibatches
+        count, sizes = count.clamp(min=1.0), [part.shape[0] for part in parts]
+        means = (total / count).split(sizes)
+        centred = [a - mean[:, None] for a, mean in zip(advantage, means, strict=True)]
+        squares = [(w * a.square()).sum((0, 2)) for w, a in zip(weights, centred, strict=True)]
+        stds = (self.peers.total(torch.cat(squares)) / count).sqrt().split(sizes)
+        normalized = rows.advantage.clone()
+        for place, a, std in zip(places, centred, stds, strict=True):
+            normalized[place] = a / (std[:, None] + 1e-8)
+        return rows._replace(advantage=normalized)
+
+    def _weights(self, rows: Rows, sequence: Tensor, places: Tensor) -> Tensor:
+        """`[L, M, B]`: 1 for transitions, 0 for padding and rows that the env skipped."""
+        weight = torch.ones_like(rows.advantage[places]) if rows.weight is None else rows.weight[places]
+        padding = self.layout.weight(sequence.flatten())
+        return weight if padding is None else weight * padding.view(places.shape)
 
     def _metrics(self, epochs: Tensor, explained: Tensor) -> dict[str, float]:
         """Means of the metrics over the epochs `[E, K]`, KL and clip fraction of the last one; one copy to the host."""
@@ -195,9 +233,9 @@ class PPOLearner(Learner):
 
         To be called after `update`, so that the first probability ratio of the next one is 1.
         """
-        self.policy.normalizer.update(rollout.step_obs())
+        self.policy.normalizer.update(rollout.step_obs(), self.peers.sum)
         if self.symmetry is not None:
-            self.policy.normalizer.update(self.symmetry.vectors(rollout))
+            self.policy.normalizer.update(self.symmetry.vectors(rollout), self.peers.sum)
 
     # The minibatch step ----------------------------------------------------------------------------------------------
 
@@ -217,7 +255,7 @@ class PPOLearner(Learner):
             minibatch = symmetry.augment(original)
         distribution, value = self.apply(weights, minibatch.obs, minibatch.state, minibatch.start)
         log_prob, entropy = distribution.log_prob(minibatch.action), distribution.entropy()
-        terms = ppo_loss(log_prob, value, entropy, minibatch, ppo)
+        terms = ppo_loss(log_prob, value, entropy, minibatch, ppo, is_complete=self.peers.sum is None)
         own: list[Tensor] = []
         if self.extra is not None:
             added, own = self.extra(minibatch, distribution, value)

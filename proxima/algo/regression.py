@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from proxima.algo.learner import Learner, Weights
+from proxima.algo.peers import Peers
 from proxima.config import Config
-from proxima.data.batch import minibatch_indices
 from proxima.data.rollout import Rollout
 
 if TYPE_CHECKING:
@@ -36,7 +36,17 @@ class MuscleLearner(Learner):
 
     loss_terms = ("loss", "torque_error", "activation")
 
-    def __init__(self, net: "MuscleNet", config: Config, *, device: torch.device, seed: int, num_iterations: int):
+    def __init__(
+        self,
+        net: "MuscleNet",
+        config: Config,
+        *,
+        device: torch.device,
+        seed: int,
+        num_iterations: int,
+        peers: Peers | None = None,
+    ):
+        """`peers`: the ranks, of which this is one."""
         own, self.options = copy.deepcopy(config), config.muscle
         own.optimizer.learning_rate = self.options.muscle_learning_rate
         own.optimizer.optimizer, own.optimizer.weight_decay, own.optimizer.adam_eps = "adam", 0.0, _ADAM_EPS
@@ -45,8 +55,8 @@ class MuscleLearner(Learner):
         self.net = net
         minibatches = -(-config.rollout_size // self.options.muscle_batch_size)
         updates = num_iterations * self.options.muscle_num_epochs * minibatches
-        super().__init__(net, own, device=device, seed=seed, num_updates=updates)
-        self.reduce_gradient = lambda gradient: gradient.clamp(-_GRADIENT_LIMIT, _GRADIENT_LIMIT)
+        super().__init__(net, own, device=device, seed=seed, num_updates=updates, peers=peers)
+        self.limit_gradient = lambda gradient: gradient.clamp(-_GRADIENT_LIMIT, _GRADIENT_LIMIT)
 
     def prepare(self, rollout: Rollout) -> Tuples:
         """The tuples of a rollout, `[T * N, ...]`."""
@@ -54,12 +64,14 @@ class MuscleLearner(Learner):
 
     def update(self, tuples: Tuples) -> dict[str, float]:
         """All epochs over the tuples; metrics of the tuples before and after them."""
-        before = self._errors(tuples)
-        count = -(-len(tuples.torque) // self.options.muscle_batch_size)
+        before, peers, size = self._errors(tuples), self.peers, len(tuples.torque)
+        # As many minibatches on every rank, however the tuples are divided: rollouts by envs, a warm start evenly.
+        sizes = [size] if peers.sum is None else [size * envs // peers.own_envs for envs in peers.num_envs]
+        count = -(-sum(sizes) // self.options.muscle_batch_size)
         total = torch.zeros(len(self.step_metrics), device=self.device)
         epochs = self.options.muscle_num_epochs
         for _ in range(epochs):
-            for order in minibatch_indices(len(tuples.torque), count, self.generator):
+            for order in peers.minibatches(sizes, count, self.generator):
                 total = total + self.run_epoch(tuples, order) / (count * epochs)
         metrics = dict(zip(self.step_metrics, total.tolist(), strict=True))
         self.check_finite({"the muscle network's update": metrics})
@@ -79,7 +91,8 @@ class MuscleLearner(Learner):
     def _errors(self, tuples: Tuples) -> float:
         """Mean absolute torque error, Nm."""
         activation = self.net(*tuples).tanh().relu()
-        return float((self.net.torque(tuples.entries, activation) - tuples.torque).abs().mean())
+        error = (self.net.torque(tuples.entries, activation) - tuples.torque).abs().mean()
+        return float(self.peers.mean(error, len(tuples.torque)))
 
     @torch.no_grad()
     def _floor(self, tuples: Tuples) -> tuple[float, float]:
@@ -91,7 +104,9 @@ class MuscleLearner(Learner):
         entries, torque = (x[rows.long()] for x in tuples)
         best = bounded_least_squares(self.dense(entries), torque)
         error = (self.net.torque(entries, best) - torque).abs()
-        return float(error.mean()), float((error.amax(1) > _INFEASIBLE).float().mean())
+        found = torch.stack((error.mean(), (error.amax(1) > _INFEASIBLE).float().mean()))
+        floor, infeasible = self.peers.mean(found, len(rows)).tolist()
+        return floor, infeasible
 
     def dense(self, entries: Tensor) -> Tensor:
         """A `[B, J, M]` of its entries `[B, E]`."""

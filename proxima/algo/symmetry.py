@@ -31,10 +31,10 @@ class Symmetry:
     state: Tensor | None
     """`[N, S]`, zero where an episode begins; None without recurrence."""
 
-    def __init__(self, mirror: "Mirror", policy: "Policy", config: Config, *, device: torch.device):
+    def __init__(self, mirror: "Mirror", policy: "Policy", config: Config, *, num_envs: int, device: torch.device):
         check_mirror(mirror, policy, config)
         self.policy, self.length = policy, config.sequence_length
-        self.state = policy.first_state(config.env.num_envs)
+        self.state = policy.first_state(num_envs)
         self._obs = {key: _Map(mirror.obs[key], policy.spec.obs[key].shape, device) for key in policy.keys}
         self._images = [key for key in policy.keys if key in policy.image_keys]
         self._vectors = [key for key in policy.keys if key not in policy.image_keys]

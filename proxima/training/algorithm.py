@@ -18,7 +18,7 @@ from proxima.training.collector import Collector
 from proxima.training.remote import RemoteSource
 from proxima.training.seeding import stream_seed
 from proxima.training.setup import Parts, build_policy
-from proxima.training.source import Source
+from proxima.training.source import Share, Source
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,11 +38,17 @@ class Algorithm(ABC):
     """Phases of an iteration whose time is measured (`timed`)."""
     collects_whole_rollouts: ClassVar[bool] = True
     """Whether rollouts are long enough to be collected by other processes."""
+    learns_on_ranks: ClassVar[bool] = True
+    """Whether several ranks (torchrun) can learn together."""
     learns_with_skips: ClassVar[bool] = False
     """Whether the learners leave out rows that an env skipped (`VecEnv.skips`)."""
 
     def __init__(self, parts: Parts):
-        self.parts, self.config = parts, parts.config
+        self.parts, self.config, self.ranks = parts, parts.config, parts.ranks
+        if self.ranks.exchanges and not self.learns_on_ranks:
+            raise UsageError(
+                f"{self.config.algorithm.algorithm} learns in one process: start it without torchrun, or use PPO."
+            )
         self.policy = build_policy(parts.spec, parts.config, parts.device)
         self.networks: dict[str, nn.Module] = {}
         """Networks besides the policy, by name: each is `NAME.pt` in every checkpoint, and is handed to the envs."""
@@ -60,7 +66,7 @@ class Algorithm(ABC):
                 f"{self.config.env.env} starts episodes one step late (autoreset mode NEXT_STEP), which "
                 f"{self.config.algorithm.algorithm} cannot learn from: use the mode SAME_STEP or DISABLED, or PPO."
             )
-        options |= {"num_steps": num_steps, "device": parts.device, "share": parts.share}
+        options |= {"num_steps": num_steps, "device": parts.device, "share": parts.share, "gather": self.ranks.gather}
         options |= {"env_seed": seed, "seed": stream_seed(seed, "actions"), "hold_schedule": parts.hold_schedule}
         policy = behaviour or self.policy
         if not workers:
@@ -70,11 +76,19 @@ class Algorithm(ABC):
                 f"rollout_workers is {workers}, but {self.config.algorithm.algorithm} learns after every few steps, "
                 "which is too often to ask other processes: leave it out, and use vec_env_mode async for slow envs."
             )
-        return RemoteSource(parts.env, policy, self.config, num_workers=workers, compiles=compiles, **options)
+        own = Share(0, workers, workers).split(self.ranks.size)[self.ranks.rank].count
+        return RemoteSource(parts.env, policy, self.config, num_workers=own, compiles=compiles, **options)
 
     def begin(self) -> None:
         """Called once before the first iteration of a run."""
         return
+
+    def make_equal(self) -> None:
+        """Make the weights, optimizers and statistics of all ranks equal to those of rank 0."""
+        networks = [self.policy, *self.networks.values()]
+        tensors = [x for network in networks for x in (*network.parameters(), *network.buffers())]
+        tensors += [x for learner in self.learners.values() for x in (*learner.state, learner.learning_rate)]
+        self.ranks.copy_first([x.detach() for x in tensors])
 
     def text(self) -> str:
         """A line about the run for its start; may be empty."""

@@ -46,6 +46,7 @@ class Distillation(Algorithm):
             device=parts.device,
             seed=stream_seed(config.run.seed, "minibatches"),
             num_iterations=max(1, round(parts.num_policy_steps / config.rollout_size)),
+            peers=parts.ranks.peers(parts.share.total),
         )
         self.learners = {"learner": self.distill}
         self._share = config.distill.teacher_share[0]
@@ -77,7 +78,7 @@ class Distillation(Algorithm):
         label = self.timed("label", self.teacher.label, rollout)
         lesson = self.timed("label", self.distill.prepare, rollout, label)
         metrics = self.timed("update", self.distill.update, lesson)
-        self.timed("update", self.policy.normalizer.update, rollout.step_obs())
+        self.timed("update", self.policy.normalizer.update, rollout.step_obs(), self.distill.peers.sum)
         return metrics | {"teacher_share": self._share}
 
     def get_state(self) -> tuple[Files, dict[str, Any]]:

@@ -15,6 +15,7 @@ class DQN(Algorithm):
 
     phases = ("collect", "store", "update")
     collects_whole_rollouts = False
+    learns_on_ranks = False
 
     def __init__(self, parts: Parts):
         super().__init__(parts)

@@ -34,8 +34,14 @@ class PPOMuscle(PPO):
         self.networks[MUSCLE] = self.muscle_net
         iterations = max(1, round(parts.num_policy_steps / config.rollout_size))
         seed = stream_seed(config.run.seed, "muscle minibatches")
-        device = parts.device
-        self.muscle = MuscleLearner(self.muscle_net, config, device=device, seed=seed, num_iterations=iterations)
+        self.muscle = MuscleLearner(
+            self.muscle_net,
+            config,
+            device=parts.device,
+            seed=seed,
+            num_iterations=iterations,
+            peers=parts.ranks.peers(parts.share.total),
+        )
         self.learners[MUSCLE] = self.muscle
         self._hand_over()
 
@@ -46,9 +52,11 @@ class PPOMuscle(PPO):
             return
         options = self.config.env
         env = MuscleVecEnv(num_envs=min(64, count), **options.env_kwargs)
+        share, steps = self.parts.share, self.config.ppo.num_steps
+        own = slice(steps * share.first, steps * (share.first + share.count))  # of as many as a rollout has
         for i in range(rounds):
             found = env.random_tuples(count, stream_seed(self.config.run.seed + i, "warm start") % 2**31)
-            self.muscle.update(Tuples(*(x.to(self.parts.device) for x in found.values())))
+            self.muscle.update(Tuples(*(x[own].to(self.parts.device) for x in found.values())))
         env.close()
         self._hand_over()
 

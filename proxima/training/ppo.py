@@ -24,6 +24,7 @@ class PPO(Algorithm):
             seed=stream_seed(config.run.seed, "minibatches"),
             num_iterations=max(1, round(parts.num_policy_steps / config.rollout_size)),
             mirror=parts.env.mirror,
+            peers=parts.ranks.peers(parts.share.total),
         )
         self.learners = {"learner": self.ppo}
         # Storing values while acting saves a second pass through shared convolutions. But the first ratio must be 1:

@@ -22,6 +22,7 @@ from proxima.runs import checkpoint
 from proxima.runs.checkpoint import Checkpoint
 from proxima.runs.layout import AGENT, TRAINING_STATE
 from proxima.training.examiner import passed
+from proxima.training.partition import join_ranks, take_rank
 from proxima.training.seeding import stream_seed
 
 if TYPE_CHECKING:
@@ -38,17 +39,24 @@ _NOTICED_WAIT = 1.0  # seconds
 
 
 def snapshot(trainer: "Trainer") -> Boundary | None:
-    """A copy of everything that a checkpoint holds, on the devices where it is; None if the run saves none.
+    """A copy of everything that a checkpoint holds, on the devices where it is; None if this rank saves none.
 
-    It is taken in every iteration, and so must not wait for a GPU.
+    It is taken in every iteration, and so must not wait for a GPU. Of several ranks, rank 0 gets the envs of all: if
+    one is lost, it can save without the others.
     """
-    config, source = trainer.config, trainer.source
+    config, source, ranks = trainer.config, trainer.source, trainer.ranks
     if not config.checkpoint.save_checkpoint:
+        return None
+    own, state = trainer.algorithm.get_state() if config.checkpoint.save_optimizer else ({}, {})
+    if ranks.exchanges and state:
+        found = ranks.gather_first((tree_map_only(Tensor, Tensor.cpu, state), source.share.count))
+        if found is not None:
+            state = join_ranks(*zip(*found, strict=True))
+    if not ranks.is_first:
         return None
     files: dict[str, Any] = {AGENT: copies(trainer.policy.state_dict())}
     files |= {f"{name}.pt": copies(net.state_dict()) for name, net in trainer.algorithm.networks.items()}
     if config.checkpoint.save_optimizer:
-        own, state = trainer.algorithm.get_state()
         state |= {"iteration": trainer.iteration, "examiner": trainer.examiner.get_state()}
         files |= own | {TRAINING_STATE: state}
     metadata = {
@@ -72,6 +80,8 @@ def restore(trainer: "Trainer", path: Path) -> None:
     """Continue from a checkpoint; what could not be restored is added to the trainer's notices."""
     saved = Checkpoint(path)
     state, weights = saved.state(TRAINING_STATE), saved.weights
+    share = trainer.source.share
+    state = take_rank(state, share.first, share.count, share.total, trainer.source.env)
 
     def read(name: str) -> Any | None:
         return saved.state(name) if saved.has(name) else None

@@ -18,6 +18,7 @@ from proxima.machine import available_cores, physical_memory
 from proxima.nets.encoders import is_image
 from proxima.nets.policy import Policy, make_policy
 from proxima.nets.spec import Spec
+from proxima.training.distributed import Ranks
 from proxima.training.hold_schedule import HoldSchedule
 from proxima.training.seeding import stream_seed
 from proxima.training.source import Share
@@ -35,8 +36,9 @@ class Parts:
     config: Config
     env: VecEnv
     """The envs of this process; one of them, if they are on rollout workers."""
+    ranks: Ranks
     share: Share
-    """Which of the run's envs this process and its workers have."""
+    """Which of the run's envs this rank and its workers have."""
     spec: Spec
     device: torch.device
     threads: "Threads"
@@ -59,8 +61,9 @@ class Parts:
         return self.device.type == "cpu" and pays
 
 
-def build_parts(config: Config) -> Parts:
-    """Build everything of a run except its algorithm."""
+def build_parts(config: Config, ranks: Ranks | None = None) -> Parts:
+    """Build everything of a run, or of one of its ranks, except its algorithm."""
+    ranks = ranks or Ranks()
     options, wish = config.env, config.run.num_threads
     if (count := num_envs_of(options.env)) is not None:
         if config.cluster.rollout_workers:
@@ -70,13 +73,13 @@ def build_parts(config: Config) -> Parts:
             )
         if "num_envs" not in config.given:
             options.num_envs = count
-    share = Share(0, options.num_envs, options.num_envs)
-    check_workers(config, share)
+    check_numbers(config, ranks)
+    share, cores = ranks.share(options.num_envs), own_cores(ranks)
     env = make_run_envs(
         config,
         1 if config.cluster.rollout_workers else share.count,
-        device=str(choose_device(config, images=True)),  # for envs that can run on a GPU
-        num_threads=wish and min(wish, available_cores()),
+        device=str(choose_device(config, images=True, ranks=ranks)),  # for envs that can run on a GPU
+        num_threads=min(wish or cores, cores) if wish or ranks.exchanges else None,
     )
     try:
         spec = Spec.from_spaces(env.observation_space, env.action_space)
@@ -86,13 +89,14 @@ def build_parts(config: Config) -> Parts:
         limit = limit or getattr(env, "time_limit", None)
         traits = Traits(discrete=spec.action.kind != "box", images=images, time_limit=limit)
         chosen, notices = settle(config, traits)
-        device = choose_device(config, images=images or env.device.type == "cuda")
+        check_minibatches(config, ranks)
+        device = choose_device(config, images=images or env.device.type == "cuda", ranks=ranks)
         check_precision(config, device)
-        threads = choose_threads(config, images=images)
+        threads = choose_threads(config, images=images, cores=cores)
         if wish is not None and wish > threads.learn:
             notices.append(f"num_threads is {wish}, but there are {threads.learn} cores: {threads.learn} are used.")
         schedule = HoldSchedule(config, env.step_seconds)
-        return Parts(config, env, share, spec, device, threads, schedule, traits, chosen, notices)
+        return Parts(config, env, ranks, share, spec, device, threads, schedule, traits, chosen, notices)
     except BaseException:
         env.close()
         raise
@@ -116,13 +120,36 @@ def make_run_envs(config: Config, num_envs: int, *, device: str, num_threads: in
     )
 
 
-def check_workers(config: Config, share: Share) -> None:
-    """Raise a UsageError if there are more rollout workers than envs."""
-    if config.cluster.rollout_workers > share.count:
+def check_numbers(config: Config, ranks: Ranks) -> None:
+    """Raise a UsageError if there are not enough envs for all ranks and workers, or workers for all ranks."""
+    workers, envs = config.cluster.rollout_workers, config.env.num_envs
+    if ranks.size > envs:
+        raise UsageError(f"num_envs is {envs}, but there are {ranks.size} ranks, and each has at least one: raise it.")
+    if num_envs_of(config.env.env) is not None and ranks.size > 1:
+        raise UsageError(f"env {config.env.env!r} is one object, and every rank makes its own: give its function.")
+    if 0 < workers < ranks.size:
+        raise UsageError(f"rollout_workers is {workers}, but each of the {ranks.size} ranks needs one: raise it.")
+    if workers > envs:
         raise UsageError(
-            f"rollout_workers is {config.cluster.rollout_workers}, but there are {share.count} envs, and each worker "
-            "has at least one: raise num_envs."
+            f"rollout_workers is {workers}, but there are {envs} envs, and each worker has at least one: raise "
+            "num_envs."
         )
+    if workers and ranks.local_size < ranks.size and config.cluster.ray_address is None:
+        raise UsageError("ranks on several machines need one Ray cluster for their workers: give --ray-address auto.")
+
+
+def check_minibatches(config: Config, ranks: Ranks) -> None:
+    """Raise a UsageError if a rank would have no part of some minibatches."""
+    if ranks.size > 1 and config.algorithm.minibatch_size < ranks.size:
+        raise UsageError(
+            f"minibatch_size is {config.algorithm.minibatch_size}, but each of the {ranks.size} ranks has a part of "
+            "every minibatch: raise it."
+        )
+
+
+def own_cores(ranks: Ranks) -> int:
+    """Cores of this process: its part of the machine's, if several ranks are on it."""
+    return max(1, available_cores() // ranks.local_size)
 
 
 def check_left_out(config: Config, keys: Sequence[str]) -> None:
@@ -147,8 +174,16 @@ def build_policy(spec: Spec, config: Config, device: torch.device) -> Policy:
     return policy.to(device)
 
 
-def choose_device(config: Config, *, images: bool) -> torch.device:
-    """The device of the options, if it exists; auto is a GPU for images, else the CPU."""
+def choose_device(config: Config, *, images: bool, ranks: Ranks | None = None) -> torch.device:
+    """The device of the options, if it exists; auto is a GPU for images, else the CPU. Each rank has its own GPU."""
+    device = _choose_device(config, images=images)
+    if ranks is not None and ranks.exchanges and device.type == "cuda":
+        device = torch.device("cuda", ranks.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    return device
+
+
+def _choose_device(config: Config, *, images: bool) -> torch.device:
     wish, device = config.run.device, None
     if wish == "auto":
         return torch.device("cuda" if images and torch.cuda.is_available() else "cpu")
@@ -185,12 +220,12 @@ class Threads(NamedTuple):
     learn: int
 
 
-def choose_threads(config: Config, *, images: bool) -> Threads:
-    """`num_threads`, or as many as the largest matrix product of a minibatch can use; at most the number of cores.
+def choose_threads(config: Config, *, images: bool, cores: int | None = None) -> Threads:
+    """`num_threads`, or as many as the largest matrix product of a minibatch can use; at most the number of `cores`.
 
     Acting has few rows, and idle torch threads would take cores from the physics: except for images, it uses one.
     """
-    cores = available_cores()
+    cores = cores or available_cores()
     widths = [*config.policy.hidden_sizes, config.policy.rnn_size if config.policy.rnn != "none" else 0]
     product = config.algorithm.minibatch_size * max(widths) ** 2
     wanted = config.run.num_threads or (cores if images else 1 + product // _PRODUCT_PER_THREAD)

@@ -29,6 +29,7 @@ from proxima.track.wandb import new_run_id
 from proxima.training import saving, setup
 from proxima.training.algorithm import Algorithm
 from proxima.training.clock import Clock
+from proxima.training.distributed import LostRank, this_rank
 from proxima.training.examiner import Examiner
 from proxima.training.fine_tuning import start_from
 from proxima.training.result import TrainResult
@@ -52,11 +53,13 @@ class Trainer:
 
     def __init__(self, config: Config, *, console: Console | None = None):
         self.config = config = copy.deepcopy(config)  # defaults that suit the env are filled in
+        self.ranks = this_rank()
+        config.track.quiet |= not self.ranks.is_first
         self.console = make_console(quiet=True) if config.track.quiet else console or make_console()
         config.validate()
         check_writers(config.track)
         with float32_by_default():
-            self.parts = setup.build_parts(config)
+            self.parts = setup.build_parts(config, self.ranks)
             try:
                 self._build()
             except BaseException:
@@ -124,10 +127,12 @@ class Trainer:
                     self.algorithm.begin()
                 clock, due = Clock(self), saving.Due(self.config, self.source.global_step)
                 while self.source.global_step < self.config.run.total_timesteps:
-                    metrics = self.iterate()
-                    is_best = self.examiner.examine(self.source.global_step, self.run_dir, self.source.hold)
+                    metrics, is_best = self.iterate(), False
+                    if self.ranks.is_first:
+                        is_best = self.examiner.examine(self.source.global_step, self.run_dir, self.source.hold)
                     metrics |= self.examiner.metrics
                     metrics |= clock.metrics(metrics)
+                    metrics = self.ranks.from_first(metrics)  # the body of the loop decides the same on all ranks
                     self._own_metrics, is_left = set(metrics), False
                     signals.defer()  # the caller's code between two iterations is not interrupted
                     try:
@@ -143,6 +148,9 @@ class Trainer:
                             self.saver.save_in_background(boundary)
                 with signals.shield():
                     self.saver.save(boundary, is_last=True)
+            except LostRank as lost:
+                signals.defer()
+                raise ProximaError(f"{lost}; {self._saved_text(boundary)}") from None
             except (Interrupted, KeyboardInterrupt) as stop:  # an env can raise the latter; a real Ctrl-C is the former
                 signals.defer()
                 raise self._interrupted(getattr(stop, "signum", signal.SIGINT), boundary) from None
@@ -204,7 +212,8 @@ class Trainer:
         if self.saver is None or not self.config.checkpoint.save_checkpoint:
             raise UsageError("save is for the body of the loop, in a run whose save_checkpoint is not False.")
         saved = self.saver.save(saving.snapshot(self))
-        if saved is None or self.saver.iteration != self.iteration:
+        saved, iteration = self.ranks.from_first((saved, self.saver.iteration))
+        if saved is None or iteration != self.iteration:
             raise ProximaError(f"iteration {self.iteration} could not be saved in {self.run_dir}.")
         return saved
 
@@ -235,6 +244,7 @@ class Trainer:
         with float32_by_default():
             self.algorithm.set_progress(progress)
             metrics = self.algorithm.iterate()
+            self.algorithm.make_equal()
         if not self.iteration:
             freeze_garbage()
         self.iteration += 1
@@ -272,28 +282,35 @@ class Trainer:
         self.examiner.close()
 
     def _interrupted(self, signum: int, boundary: saving.Boundary | None) -> ProximaError:
-        assert self.saver is not None
-        saved, name = self.saver.save(boundary, is_last=True), signal.Signals(signum).name
-        if saved is None:
-            error = ProximaError(f"stopped by {name}; nothing was saved.")
-        elif not self.config.checkpoint.save_optimizer:
-            error = ProximaError(f"stopped by {name}; the policy is saved in {saved} (no optimizer: no resume).")
-        else:
-            error = ProximaError(
-                f"stopped by {name}; iteration {self.saver.iteration} is saved in {saved}; "
-                f"continue with: proxima resume {self.run_dir}"
-            )
+        error = ProximaError(f"stopped by {signal.Signals(signum).name}; {self._saved_text(boundary)}")
         error.exit_code = 128 + signum
         return error
+
+    def _saved_text(self, boundary: saving.Boundary | None) -> str:
+        """Save the last iteration; returns where it is and how to continue, in words."""
+        assert self.saver is not None
+        saved = self.saver.save(boundary, is_last=True)
+        if not self.ranks.is_first:
+            return "rank 0 saves."
+        if saved is None:
+            return "nothing was saved."
+        if not self.config.checkpoint.save_optimizer:
+            return f"the policy is saved in {saved} (no optimizer: no resume)."
+        start = "" if not self.ranks.exchanges else f"torchrun --nproc-per-node {self.ranks.local_size} -m "
+        return (
+            f"iteration {self.saver.iteration} is saved in {saved}; continue with: {start}proxima resume {self.run_dir}"
+        )
 
     # Output ----------------------------------------------------------------------------------------------------------
 
     def _start(self) -> Tracker:
         """Make the run folder, print the first line, and open the writers."""
         try:
-            self.run_dir = make_run_dir(self.config)
-            checkpoint.sweep(self.run_dir.parent)
+            self.run_dir = self.ranks.from_first(make_run_dir(self.config) if self.ranks.is_first else None)
             self.saver = saving.Saver(self.config, self.run_dir)
+            if not self.ranks.is_first:
+                return Tracker([])
+            checkpoint.sweep(self.run_dir.parent)
             self._announce()
             if self.lineage:
                 write_lineage(self.run_dir, self.lineage)
@@ -346,6 +363,7 @@ class Trainer:
         physics, threads = self.source.num_threads, self.parts.threads
         used = "threads: " + (f"{physics} physics, " if physics else "")
         used += f"{threads.act} acting, {threads.learn} learning"
+        used += f" on each of {self.ranks.size} ranks" if self.ranks.exchanges else ""
         return f"{used}, {compiled + ' to be compiled' if compiled else 'eager'}"
 
 
@@ -378,11 +396,13 @@ def train(
         raise TypeError("give either a Config, or a file and single options")
     else:
         path, options = None, config
-    source = None if resume_from is None else checkpoint.find(resume_from)
-    if source is not None:
+    source, ranks = None, this_rank()
+    if resume_from is not None:
+        source = ranks.from_first(checkpoint.find(resume_from) if ranks.is_first else None)
         options = resumed_config(source, path, overrides)
-    elif options.checkpoint.auto_resume and (source := newest_of_name(options)) is not None:
-        options = resumed_config(source, None, options.set_options())
+    elif options.checkpoint.auto_resume:
+        source = ranks.from_first(newest_of_name(options) if ranks.is_first else None)
+        options = options if source is None else resumed_config(source, None, options.set_options())
     if source is not None and (done := checkpoint.Checkpoint(source).global_step) >= options.run.total_timesteps:
         if resume_from is None:
             log.warning("%s already has total_timesteps env steps: nothing to do.", source)

@@ -86,7 +86,8 @@ def test_learners_beside_each_other_keep_to_their_own_code(count: int) -> None:
 def test_minibatches_of_two_sizes_share_the_tensors_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
 
-    def graphed(compiled: Any, *, num_metrics: int) -> Any:
+    def graphed(stages: list[Any], *, num_metrics: int, exchange: Any) -> Any:
+        (compiled,) = stages
         made.append(compiled)
 
         def run(state: AdamState, learning_rate: Tensor, data: Any, order: Tensor) -> tuple[AdamState, Tensor]:

@@ -330,7 +330,7 @@ def test_a_number_that_changes_between_two_calls_of_a_compiled_step_is_not_froze
 def test_gradients_are_reduced_before_they_are_clipped() -> None:
     plain, rollout, _ = make(update_epochs=1, max_grad_norm=None)
     halved, same, _ = make(update_epochs=1, max_grad_norm=None)
-    halved.reduce_gradient = lambda gradient: 0.5 * gradient
+    halved.limit_gradient = lambda gradient: 0.5 * gradient
     one, two = plain.update(plain.prepare(rollout)), halved.update(halved.prepare(same))
     assert two["gradient_norm"] == pytest.approx(one["gradient_norm"] / 2, rel=0.05)
 

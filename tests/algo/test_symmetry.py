@@ -226,7 +226,7 @@ def test_stacked_frames_are_rebuilt_for_the_mirrored_world() -> None:
             if t == 3:  # the first frame of an episode is repeated
                 older[1] = frames[4, 1]
             rollout.obs["image"][t] = frames[t + 1] if stacks else torch.cat((older, frames[t + 1]), 1)
-        symmetry = Symmetry(mirror, policy, config, device=torch.device("cpu"))
+        symmetry = Symmetry(mirror, policy, config, num_envs=config.env.num_envs, device=torch.device("cpu"))
         states += [symmetry.prepare(rollout).state, symmetry.state]
     assert torch.equal(states[0], states[2]) and torch.equal(states[1], states[3])
     assert bool(states[1].any())

@@ -63,9 +63,7 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
 
 
-def wait_for_checkpoint(
-    folder: Path, process: subprocess.Popen[str], count: int = 1, *, name: str = "cut"
-) -> None:
+def wait_for_checkpoint(folder: Path, process: subprocess.Popen[str], count: int = 1, *, name: str = "cut") -> None:
     """Until the run has so many."""
     deadline = time.monotonic() + 240
     while len(list(folder.glob(f"*/{name}-*/metadata.yaml"))) < count:

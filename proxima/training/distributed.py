@@ -1,0 +1,136 @@
+"""The ranks of a run: processes that `torchrun` started, each with its share of the envs. Rank 0 writes.
+
+Numbers are exchanged by torch.distributed: with NCCL between GPUs of their own, with gloo otherwise.
+"""
+
+import atexit
+import logging
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from proxima.algo.peers import Peers
+from proxima.errors import ProximaError, UsageError, first_line
+from proxima.training.source import Share
+
+# Set by torchrun, and by Kubernetes' and Slurm's ways to start PyTorch without it.
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# A rank that ended is noticed at once; this is for one that hangs, and longer than any evaluation on rank 0.
+_TIMEOUT = timedelta(hours=2)
+
+
+class LostRank(ProximaError):
+    """Another rank has ended."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among the ranks of a run; a single one without torchrun."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    """Among the ranks of this machine."""
+    local_size: int = 1
+    exchanges: bool = False
+    """Whether torch.distributed is used: with torchrun, also for one rank."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that writes."""
+        return self.rank == 0
+
+    def share(self, num_envs: int) -> Share:
+        """This rank's part of the envs."""
+        return Share(0, num_envs, num_envs).split(self.size)[self.rank]
+
+    def peers(self, num_envs: int) -> Peers:
+        """The ranks as a learner sees them."""
+        counts = tuple(share.count for share in Share(0, num_envs, num_envs).split(self.size))
+        return Peers(counts, self.rank, self.sum if self.exchanges else None)
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum of a tensor over all ranks, in place."""
+        _call(dist.all_reduce, x)
+        return x
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values that all ranks give, in order."""
+        if not self.exchanges:
+            return [value]
+        found: list[Any] = [None] * self.size
+        _call(dist.all_gather_object, found, value)
+        return found
+
+    def gather_first(self, value: Any) -> list[Any] | None:
+        """The values that all ranks give, on rank 0; None on the others."""
+        if not self.exchanges:
+            return [value]
+        found: list[Any] | None = [None] * self.size if self.is_first else None
+        _call(dist.gather_object, value, found, dst=0)
+        return found
+
+    def from_first(self, value: Any) -> Any:
+        """The value that rank 0 gives."""
+        if not self.exchanges:
+            return value
+        found = [value]
+        _call(dist.broadcast_object_list, found, src=0)
+        return found[0]
+
+    def copy_first(self, tensors: Iterable[Tensor]) -> None:
+        """Make tensors equal to those of rank 0: other kinds of processors round differently."""
+        if self.exchanges and self.size > 1:
+            for x in tensors:
+                _call(dist.broadcast, x, src=0)
+
+
+def _call(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
+    try:
+        function(*arguments, **keywords)
+    except RuntimeError as error:  # what torch.distributed raises is derived from it
+        raise LostRank(f"another rank ended or does not answer ({first_line(error)})") from error
+
+
+@cache
+def this_rank() -> Ranks:
+    """This process among the ranks that torchrun started; torch.distributed is started with the first call."""
+    if any(name not in os.environ for name in _VARIABLES):
+        return Ranks()
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    local_rank, local_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if not dist.is_available():
+        raise UsageError("torchrun needs a PyTorch with torch.distributed, which this build does not have.")
+    if not dist.is_initialized():
+        # Several ranks on one GPU cannot use NCCL.
+        on_gpus = dist.is_nccl_available() and local_size <= torch.cuda.device_count()
+        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout=_TIMEOUT)
+        atexit.register(_leave)
+    if rank:
+        logging.getLogger("proxima").addFilter(_Named(rank))
+    return Ranks(rank, size, local_rank, local_size, exchanges=True)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class _Named(logging.Filter):
+    """Puts the number of the rank in front of what it logs."""
+
+    def __init__(self, rank: int):
+        super().__init__()
+        self._rank = rank
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Change the message."""
+        record.msg = f"rank {self._rank}: {record.msg}"
+        return True

@@ -1,0 +1,167 @@
+"""Runs on several ranks, started by torchrun: killed and resumed, with a rank that dies, with Ray workers."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from proxima import train
+from proxima.runs import checkpoint
+from tests.training.runs import ROOT, SMALL, assert_same_end, flags, metrics, wait_for_checkpoint
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+
+STEPS = 32 * 4
+HOPPER = SMALL | {"env": "Hopper-v5", "total_timesteps": 5 * STEPS, "preset": "none"}
+RECURRENT = {"rnn": "gru", "rnn_size": 8, "hidden_sizes": [8], "bptt_length": 8, "minibatch_size": 4}
+CNN = {"env": "proxima/PixelCatch-v0", "env_kwargs": "{image_size: 16, drops: 1}", "cnn_features": 8}
+
+
+def torchrun(*arguments: str, ranks: int = 2) -> subprocess.Popen[str]:
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m", "proxima"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, *command, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,  # so that all of it can be killed
+    )
+
+
+def done(process: subprocess.Popen[str], seconds: float = 120) -> str:
+    try:
+        return process.communicate(timeout=seconds)[1]
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def run(name: str, options: dict[str, Any], ranks: int = 2, command: str = "train") -> Path:
+    """The last checkpoint of a run that was not disturbed."""
+    process = torchrun(command, "--name", name, *flags(options), ranks=ranks)
+    text = done(process)
+    assert process.returncode == 0, text
+    return newest(name)
+
+
+def newest(name: str) -> Path:
+    return checkpoint.find(Path("runs") / name)
+
+
+def ranks_of(process: subprocess.Popen[str]) -> dict[int, int]:
+    """Process ids by rank."""
+    found = {}
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    for child in children:
+        variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        rank = [x.partition(b"=")[2] for x in variables if x.startswith(b"RANK=")]
+        if rank:
+            found[int(rank[0])] = int(child)
+    return found
+
+
+def weights(path: Path) -> torch.Tensor:
+    state = checkpoint.read(path, "agent.pt")
+    return torch.cat([x.flatten().float() for x in state.values()])
+
+
+@pytest.mark.parametrize("case", [{}, RECURRENT, CNN], ids=["mlp", "recurrent", "cnn"])
+def test_killed_and_resumed_equals_uninterrupted(case: dict[str, Any]) -> None:
+    options = HOPPER | case | {"total_timesteps": 40 * STEPS}
+    whole = run("whole", options)
+    process = torchrun("train", "--name", "cut", "--checkpoint-freq", "1", *flags(options))
+    wait_for_checkpoint(Path("runs/cut"), process, 2)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    (cut,) = Path("runs/cut").iterdir()
+    assert checkpoint.read_metadata(checkpoint.find(cut))["iteration"] < 40, "it was not killed in the middle"
+    process = torchrun("resume", str(cut))
+    text = done(process)
+    assert process.returncode == 0, text
+    assert "not exact" not in text
+    assert_same_end(whole, newest("cut"))
+
+
+def test_the_ranks_of_a_run_learn_what_one_learns() -> None:
+    """The first rollout is the same, up to rounding; minibatches are divided differently, so weights are not."""
+    one, two = (run(f"ranks-{ranks}", HOPPER, ranks=ranks) for ranks in (1, 2))
+    rows = [metrics(path.parent) for path in (one, two)]
+    for name in ("episode_return", "episodes", "episode_length", "global_step", "explained_variance", "learning_rate"):
+        assert rows[0][0][name] == pytest.approx(rows[1][0][name], rel=1e-3)
+    assert [row["global_step"] for row in rows[0]] == [row["global_step"] for row in rows[1]]
+    assert weights(one).shape == weights(two).shape
+
+
+def test_a_dead_rank_ends_the_run_with_the_last_iteration_saved() -> None:
+    options = HOPPER | {"total_timesteps": 10_000 * STEPS, "checkpoint_minutes": 0}
+    process = torchrun("train", "--name", "cut", "--progress", "true", *flags(options))
+    lines = Path("runs/cut")
+    deadline = time.monotonic() + 60
+    while not list(lines.glob("*/metrics.jsonl")):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    time.sleep(1.0)
+    os.kill(ranks_of(process)[1], signal.SIGKILL)
+    text = done(process)
+    assert process.returncode != 0
+    saved = newest("cut")
+    rows = metrics(saved.parent)
+    assert checkpoint.read_metadata(saved)["iteration"] == rows[-1]["iteration"] >= 1
+    assert "another rank ended or does not answer" in text or "stopped by SIGTERM" in text
+    assert f"iteration {rows[-1]['iteration']} is saved in" in text
+    assert "continue with: torchrun --nproc-per-node 2 -m proxima resume" in text
+
+
+@pytest.mark.parametrize("who", ["torchrun", "rank 1"])
+def test_sigterm_anywhere_saves(who: str) -> None:
+    process = torchrun("train", "--name", "cut", *flags(HOPPER | {"total_timesteps": 10_000 * STEPS}))
+    deadline = time.monotonic() + 60
+    while not list(Path("runs/cut").glob("*/metrics.jsonl")):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    time.sleep(1.0)
+    os.kill(process.pid if who == "torchrun" else ranks_of(process)[1], signal.SIGTERM)
+    text = done(process)
+    assert process.returncode != 0
+    saved = newest("cut")
+    assert checkpoint.read_metadata(saved)["iteration"] >= 1, text
+    assert "is saved in" in text
+
+
+@pytest.mark.parametrize("case", [{}, RECURRENT], ids=["mlp", "recurrent"])
+def test_a_resume_may_have_another_number_of_ranks(case: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    two = run("two", HOPPER | case)
+    train(resume_from=two, total_timesteps=7 * STEPS)
+    assert "not exact" not in caplog.text
+    alone = newest("two")
+    assert checkpoint.read_metadata(alone)["iteration"] == 7
+    process = torchrun("resume", str(alone), "--total-timesteps", str(9 * STEPS))
+    text = done(process)
+    assert process.returncode == 0 and "not exact" not in text, text
+    assert checkpoint.read_metadata(newest("two"))["iteration"] == 9
+
+
+def test_ranks_with_ray_workers() -> None:
+    one = run("one", HOPPER | {"rollout_workers": 2, "num_envs": 4})
+    rows = metrics(one.parent)
+    assert rows[-1]["rollout_workers"] == 2 and rows[-1]["global_step"] == 5 * STEPS
+    plain = metrics(run("plain", HOPPER).parent)
+    for name in ("episode_return", "explained_variance", "policy_loss"):
+        assert rows[0][name] == pytest.approx(plain[0][name], rel=1e-3, abs=1e-5)
+
+
+def test_what_ranks_cannot_do_is_said() -> None:
+    for options, text in (
+        ({"env": "CartPole-v1", "algorithm": "DQN"}, "DQN learns in one process: start it without torchrun"),
+        ({"num_envs": 1}, "num_envs is 1, but there are 2 ranks"),
+    ):
+        process = torchrun("train", *flags(HOPPER | options))
+        assert text in done(process) and process.returncode != 0
