@@ -79,7 +79,8 @@ def test_killed_and_resumed_equals_uninterrupted(case: dict[str, Any]) -> None:
     whole = run("whole", options)
     process = torchrun("train", "--name", "cut", "--checkpoint-freq", "1", *flags(options))
     wait_for_checkpoint(Path("runs/cut"), process, 2)
-    os.killpg(process.pid, signal.SIGKILL)
+    for pid in (process.pid, *ranks_of(process).values()):
+        os.kill(pid, signal.SIGKILL)
     process.communicate()
     (cut,) = Path("runs/cut").iterdir()
     assert checkpoint.read_metadata(checkpoint.find(cut))["iteration"] < 40, "it was not killed in the middle"
