@@ -185,6 +185,8 @@ class Learner(ABC):
         """Gradient `[P]` and loss terms `[K]`, means over the samples of the parts, and the number of samples."""
         counts = [self.count(part) for part in parts]
         total = sum(counts)
+        if isinstance(total, Tensor):
+            total = total.clamp(min=1.0)  # of rows that the env skipped, none is left
         gradient, terms = self._gradient(state, parts[0])
         if len(parts) > 1:
             gradient, terms = gradient * (counts[0] / total), terms * (counts[0] / total)

@@ -304,11 +304,11 @@ class PPOLearner(Learner):
         moments.load_state_dict({name: theirs[f"moments.{name}"] for name in moments.state_dict()})
         return []
 
-    def forget_episodes(self) -> None:
-        """Start anew what is carried over from rollout to rollout, because the next one begins with new episodes."""
-        self.reward_normalizer.carry.zero_()
+    def forget_episodes(self, rows: slice = slice(None)) -> None:
+        """Start anew what is carried over from rollout to rollout, because these envs begin with new episodes."""
+        self.reward_normalizer.carry[rows] = 0.0
         if self._mirrored_state is not None:
-            self._mirrored_state.zero_()
+            self._mirrored_state[rows] = 0.0
 
     @property
     def _mirrored_state(self) -> Tensor | None:

@@ -23,7 +23,7 @@ from proxima.training.source import Share
 # Set by torchrun, and by Kubernetes' and Slurm's ways to start PyTorch without it.
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # A rank that ended is noticed at once; this is for one that hangs, and longer than any evaluation on rank 0.
-_TIMEOUT = timedelta(hours=2)
+_TIMEOUT = timedelta(minutes=30)
 
 
 class LostRank(ProximaError):

@@ -82,6 +82,9 @@ class Harvest:
 class RolloutWorker:
     """The code of a Ray actor; without Ray, so that it can be used and tested as it is."""
 
+    def ping(self) -> None:
+        """Nothing: the answer shows that the process has started."""
+
     def build(self, assignment: bytes, folder: str, paths: Sequence[str]) -> dict[str, str]:
         """Make the envs; returns where the worker is and which versions it has.
 
@@ -96,7 +99,7 @@ class RolloutWorker:
         self._messages = _Messages()
         logging.getLogger("proxima").addHandler(self._messages)
         given: Assignment = cloudpickle.loads(assignment)
-        torch.set_num_threads(1)
+        torch.set_num_threads(given.num_threads if given.policy.image_keys else 1)
         give_parts(given.parts)
         with float32_by_default():
             env = make_run_envs(given.config, given.share.count, device="cpu", num_threads=given.num_threads)

@@ -4,6 +4,7 @@ After every iteration the state is copied on its device, without waiting for it:
 the next iteration saves that copy. If a checkpoint is due, the copy goes to the host, and a thread writes it to disk.
 """
 
+import contextlib
 import errno
 import logging
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
@@ -31,7 +33,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("proxima")
 
 Boundary = dict[str, Any]
-"""The state between two iterations, as arguments of `checkpoint.save`: `iteration`, `files` and `metadata`."""
+"""The state between two iterations, as arguments of `checkpoint.save`: `iteration`, `files` and `metadata`.
+
+`copied` is the event after which it is complete on a GPU, until it is on the host."""
 _LAST_SAVE_PAUSES = (0.2, 0.5, 1.0, 2.0)  # seconds
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _FULL_DISK_PAUSE = 0.3  # seconds
@@ -73,7 +77,11 @@ def snapshot(trainer: "Trainer") -> Boundary | None:
         "spec": trainer.policy.spec.to_dict(),
         "config": config.to_dict(),
     }
-    return {"iteration": trainer.iteration, "files": files, "metadata": metadata}
+    copied = None
+    if torch.cuda.is_initialized():
+        copied = torch.cuda.Event()
+        copied.record()
+    return {"iteration": trainer.iteration, "files": files, "metadata": metadata, "copied": copied}
 
 
 def restore(trainer: "Trainer", path: Path) -> None:
@@ -254,11 +262,18 @@ def on_host(boundary: Boundary) -> Boundary:
     The thread itself must not call the GPU: that would break a CUDA graph that is being captured.
     """
     moved: dict[int, Tensor] = {}
-    files = {name: content() if callable(content) else content for name, content in boundary["files"].items()}
 
     def move(x: Tensor) -> Tensor:
         if id(x) not in moved:  # a tensor with several names stays one
             moved[id(x)] = x.cpu()
         return moved[id(x)]
 
-    return {**boundary, "files": tree_map_only(Tensor, move, files)}
+    with contextlib.ExitStack() as stack:
+        if boundary.get("copied") is not None:
+            # Beside the stream of training, which may wait for a rank that is lost.
+            stream = torch.cuda.Stream()
+            stream.wait_event(boundary["copied"])
+            stack.enter_context(torch.cuda.stream(stream))
+        files = {name: content() if callable(content) else content for name, content in boundary["files"].items()}
+        files = tree_map_only(Tensor, move, files)
+    return {"iteration": boundary["iteration"], "files": files, "metadata": boundary["metadata"]}
