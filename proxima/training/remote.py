@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 from proxima.config import Config
 from proxima.envs.action_hold import Hold
 from proxima.envs.contract import VecEnv
+from proxima.envs.gymnasium.env_group import sendable_spec
 from proxima.envs.gymnasium.snapshot import NotPlain
 from proxima.errors import EnvFailure, UsageError, first_line
 from proxima.nets.policy import Policy
@@ -112,6 +113,7 @@ class RemoteSource(Source):
             share=share,
             num_threads=max(1, int(self._cpus)),
             parts=given_parts([options.env, options.wrappers]),
+            spec=sendable_spec(options.env),
             **self._assign,
         )
         try:

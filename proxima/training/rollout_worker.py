@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium.envs.registration import EnvSpec
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
@@ -49,6 +51,8 @@ class Assignment:
     num_threads: int
     parts: dict[str, Any]
     """Envs and wrappers that the user gave as objects, by name."""
+    spec: EnvSpec | None
+    """Of a Gymnasium id, which the user's script may have registered."""
 
 
 @dataclass
@@ -101,6 +105,8 @@ class RolloutWorker:
         given: Assignment = cloudpickle.loads(assignment)
         torch.set_num_threads(given.num_threads if given.policy.image_keys else 1)
         give_parts(given.parts)
+        if given.spec is not None and given.spec.id not in gym.registry:
+            gym.registry[given.spec.id] = given.spec
         with float32_by_default():
             env = make_run_envs(given.config, given.share.count, device="cpu", num_threads=given.num_threads)
             self._policy = given.policy

@@ -163,6 +163,7 @@ def test_what_ranks_cannot_do_is_said() -> None:
     for options, text in (
         ({"env": "CartPole-v1", "algorithm": "DQN"}, "DQN learns in one process: start it without torchrun"),
         ({"num_envs": 1}, "num_envs is 1, but there are 2 ranks"),
+        ({"num_envs": 3, "minibatch_size": 2}, "one has 32 samples for 48 of them: raise it"),
     ):
         process = torchrun("train", *flags(HOPPER | options))
         assert text in done(process) and process.returncode != 0
