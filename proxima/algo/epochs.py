@@ -1,6 +1,5 @@
 """Consecutive optimizer steps: eager, as one compiled loop, or as a replayed CUDA graph."""
 
-import time
 from collections.abc import Callable, Sequence
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
@@ -245,8 +244,6 @@ class GraphedEpoch:
             if self._exchange is not None and self._sums is not None:
                 self._exchange(self._sums)
                 graphs[1].replay()
-        if self._exchange is not None:
-            _wait_for_signals_too()
         return AdamState(*(x.clone() for x in self._inputs[: len(state)])), self._total.clone()
 
     def _capture(self, form: TreeSpec, order: Tensor) -> tuple[list[torch.cuda.CUDAGraph], Tensor]:
@@ -287,14 +284,6 @@ class GraphedEpoch:
     def _second_half(self, form: TreeSpec, order: Tensor) -> None:
         state, learning_rate, _ = tree_unflatten(self._inputs, form)
         self._stages[1](state, learning_rate, self._sums, self._total)
-
-
-def _wait_for_signals_too() -> None:
-    """Until the GPU has done its work. Python handles signals meanwhile: another process may never answer."""
-    done = torch.cuda.Event()
-    done.record()
-    while not done.query():
-        time.sleep(1e-4)
 
 
 def _keep_values(guards: Sequence[Any]) -> list[bool]:

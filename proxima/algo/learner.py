@@ -6,6 +6,7 @@ together with its loop, or captures as a CUDA graph.
 """
 
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -239,6 +240,15 @@ class Learner(ABC):
         """Use this learning rate from now on; an adaptive schedule goes on from it, any other ends."""
         self.learning_rate.fill_(learning_rate)
         self.schedule_ended = True
+
+    def to_host(self, x: Tensor) -> Any:
+        """The numbers of a tensor. With several ranks, Python handles signals while it waits: one may never answer."""
+        if self.peers.sum is not None and x.is_cuda:
+            done = torch.cuda.Event()
+            done.record()
+            while not done.query():
+                time.sleep(1e-4)
+        return x.tolist()
 
     def weights_are_finite(self) -> Tensor:
         """A bool [] on the device."""
