@@ -151,7 +151,9 @@ def check_minibatches(config: Config, ranks: Ranks) -> None:
         )
     tuples, size = -(-config.rollout_size // config.muscle.muscle_batch_size), config.muscle.muscle_batch_size
     if config.algorithm.algorithm == "PPO+muscle" and envs * steps < tuples:
-        raise UsageError(f"muscle_batch_size is {size}, too little for {ranks.size} ranks to have a part each: raise it.")
+        raise UsageError(
+            f"muscle_batch_size is {size}, too little for {ranks.size} ranks to have a part each: raise it."
+        )
 
 
 def own_cores(ranks: Ranks) -> int:

@@ -80,6 +80,8 @@ class Trainer:
         self.wandb_run = new_run_id() if config.track.wandb is not None else None
         """Id of the run in Weights & Biases; a resume continues it."""
         self.saver: saving.Saver | None = None
+        self.gathers_states: bool | None = None
+        """Whether rank 0 has the states of all ranks after every iteration; None before the first."""
         self._loop: weakref.ref[Generator[dict[str, float], None, None]] | None = None
         self._logged: dict[str, float] = {}
         self._own_metrics: set[str] = set()
@@ -130,7 +132,9 @@ class Trainer:
                         is_best = self.examiner.examine(self.source.global_step, self.run_dir, self.source.hold)
                     metrics |= self.examiner.metrics
                     metrics |= clock.metrics(metrics)
-                    metrics = self.ranks.from_first(metrics)  # the body of the loop decides the same on all ranks
+                    saves = is_best | self.source.wants_checkpoint() | due(self.source.global_step)
+                    # The body of the loop decides the same on all ranks.
+                    metrics, saves = self.ranks.from_first((metrics, saves))
                     self._own_metrics, is_left = set(metrics), False
                     signals.defer()  # the caller's code between two iterations is not interrupted
                     try:
@@ -142,8 +146,7 @@ class Trainer:
                         tracker.write(self._take_logged() | metrics)
                         if is_left:
                             break
-                        is_best |= self.source.wants_checkpoint()
-                        if due(self.source.global_step) or is_best:
+                        if saves:
                             self.saver.save_in_background(boundary)
                 with signals.shield():
                     self.saver.save(boundary, is_last=True)
@@ -155,7 +158,7 @@ class Trainer:
                 raise self._interrupted(getattr(stop, "signum", signal.SIGINT), boundary) from None
             except BaseException as error:
                 signals.defer()
-                saved = self.saver.save(boundary, is_last=True)
+                saved = self.saver.save(boundary, is_last=True, is_broken=True)
                 if isinstance(error, Exception):
                     raise
                 what = f"stopped by {type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -164,7 +167,7 @@ class Trainer:
                 signals.defer()
                 tracker.close()
                 self.close()
-        if boundary is not None and self.saver.iteration != self.iteration:
+        if boundary is not None and self.ranks.is_first and self.saver.iteration != self.iteration:
             raise ProximaError(
                 f"trained to the end, but the end could not be saved in {self.run_dir}; the last checkpoint is "
                 f"{self.saver.last or 'none'}."
@@ -288,7 +291,7 @@ class Trainer:
     def _saved_text(self, boundary: saving.Boundary | None) -> str:
         """Save the last iteration; returns where it is and how to continue, in words."""
         assert self.saver is not None
-        saved = self.saver.save(boundary, is_last=True)
+        saved = self.saver.save(boundary, is_last=True, is_broken=True)
         if not self.ranks.is_first:
             return "rank 0 saves."
         if saved is None:
@@ -308,7 +311,7 @@ class Trainer:
         """Make the run folder, print the first line, and open the writers."""
         try:
             self.run_dir = self.ranks.from_first(make_run_dir(self.config) if self.ranks.is_first else None)
-            self.saver = saving.Saver(self.config, self.run_dir)
+            self.saver = saving.Saver(self.config, self.run_dir, self.ranks)
             if not self.ranks.is_first:
                 return Tracker([])
             checkpoint.sweep(self.run_dir.parent)
