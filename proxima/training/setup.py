@@ -56,7 +56,7 @@ class Parts:
 
     @property
     def compiles_actor(self) -> bool:
-        """Whether to compile acting: on the CPU, here or on rollout workers, if the run is long enough for it to pay."""
+        """Whether to compile acting: on the CPU, here or on workers, if the run is long enough for it to pay."""
         wish, vector_steps = self.config.run.compile, self.num_policy_steps // self.share.total
         pays = wish == "on" or (wish == "auto" and vector_steps >= _COMPILED_ACTOR_PAYS_AFTER)
         return (self.device.type == "cpu" or self.config.cluster.rollout_workers > 0) and pays
