@@ -4,6 +4,7 @@ Numbers are exchanged by torch.distributed: with NCCL between GPUs of their own,
 """
 
 import atexit
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable
@@ -132,7 +133,10 @@ def _last_words() -> Any:
 
 
 def _leave() -> None:
+    """End torch.distributed once all ranks are done with it; a process that just exits may abort in its threads."""
     if dist.is_initialized():
+        with contextlib.suppress(RuntimeError):  # a rank is lost
+            dist.barrier(group=_last_words())
         dist.destroy_process_group()
 
 
