@@ -5,7 +5,7 @@
 
 RLlib is installed into its own virtual environment (benchmarks/.rllib-venv, kept; or $RLLIB_PYTHON). The ways are
 measured alternately, `--rounds` times, the first iterations of each are omitted, and ratios are medians of the rounds'
-ratios. The machine should be idle. Writes cluster.json, from which `--page` makes the tables of cluster.md.
+ratios. The machine should be idle. Writes cluster.json and prints the tables of cluster.md.
 """
 
 import argparse
@@ -134,8 +134,13 @@ trainer.close()
 """
 RANK_WORKS = {
     f"2x{width}, minibatch {size}": {
-        **{"env": "HalfCheetah-v5", "num_envs": 16, "num_steps": 256, "update_epochs": 2, "minibatch_size": size},
-        **{"hidden_sizes": [width, width], "compile": compiled},
+        "env": "HalfCheetah-v5",
+        "num_envs": 16,
+        "num_steps": 256,
+        "update_epochs": 2,
+        "minibatch_size": size,
+        "hidden_sizes": [width, width],
+        "compile": compiled,
     }
     for width, size, compiled in ((64, 64, "on"), (64, 512, "on"), (512, 512, "off"), (1024, 1024, "off"))
 }
@@ -203,15 +208,37 @@ def main() -> None:
     for work in WAYS:
         if work in record:
             summarize(work, record[work]["rounds"])
+    if "ranks" in record:
+        summarize_ranks(record["ranks"]["found"])
 
 
 def summarize(work: str, rounds: list[dict[str, Any]]) -> None:
     base = {"halfcheetah": "local", "slow": "1 worker"}[work]
+    print(f"\n| {work} | steps/s | ratio to {base} | each round | collect, update (ms) | learner waits |")
+    print("| --- | --- | --- | --- | --- | --- |")
     for way in rounds[0]:
         speeds = [one[way]["steps_per_second"] for one in rounds]
         ratios = [one[way]["steps_per_second"] / one[base]["steps_per_second"] for one in rounds]
         each = " ".join(f"{ratio:.2f}" for ratio in ratios)
-        print(f"{work:12} {way:20} {statistics.median(speeds):10,.0f} {statistics.median(ratios):6.2f} ({each})")
+        parts = [
+            [1000 * one[way].get(f"{name}_seconds", 0.0) for one in rounds]
+            for name in ("collect", "advantage", "update")
+        ]
+        collect, advantage, update = (statistics.median(part) for part in parts)
+        wait = statistics.median(one[way].get("learner_wait", 0.0) for one in rounds)
+        times = f"{collect:.0f}, {advantage + update:.0f}" if collect else ""
+        speed, ratio = statistics.median(speeds), statistics.median(ratios)
+        print(f"| {way} | {speed:,.0f} | **{ratio:.2f}** | {each} | {times} | {f'{wait:.0%}' if wait else ''} |")
+
+
+def summarize_ranks(found: dict[str, Any]) -> None:
+    print("\n| network | 1 rank (ms per minibatch) | 2 ranks | ratio | of it all-reduce | parameters |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for work in RANK_WORKS:
+        one, two = (found[f"{work}, {ranks} ranks"] for ranks in (1, 2))
+        ratio = one["update_ms"] / two["update_ms"]
+        times = f"{one['update_ms']:.2f} | {two['update_ms']:.2f} | **{ratio:.2f}** | {two['all_reduce_ms']:.2f}"
+        print(f"| {work} | {times} | {one['parameters']:,} |")
 
 
 if __name__ == "__main__":

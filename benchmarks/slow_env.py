@@ -19,11 +19,13 @@ class SlowEnv(gym.Env):
         self._time, self._place = 0, np.zeros(16, np.float32)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        """A random place."""
         super().reset(seed=seed)
         self._time, self._place = 0, self.np_random.standard_normal(16).astype(np.float32)
         return self._place, {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        """Move, then keep the core busy until the time is up."""
         until = time.perf_counter() + STEP_SECONDS
         self._time += 1
         self._place = self._place + 0.1 * np.resize(action, 16).astype(np.float32)

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from proxima.evaluation.policy import load_policy
     from proxima.evaluation.video import record_checkpoint as record
     from proxima.report.compare import compare_runs as compare
-    from proxima.training.trainer import Trainer, train
+    from proxima.training.train import train
+    from proxima.training.trainer import Trainer
 
 __version__ = "0.1.0"
 __all__ = ["Config", "Trainer", "compare", "evaluate", "load_config", "load_policy", "make_env", "record", "train"]
@@ -25,7 +26,7 @@ _HOMES = {
     "load_policy": "proxima.evaluation.policy:load_policy",
     "make_env": "proxima.envs.make:make_env",
     "record": "proxima.evaluation.video:record_checkpoint",
-    "train": "proxima.training.trainer:train",
+    "train": "proxima.training.train:train",
 }
 
 

@@ -288,7 +288,7 @@ def _train(arguments: argparse.Namespace) -> int:
     from proxima.machine import keep_freed_memory
     from proxima.text import number
     from proxima.track.progress import log_handler, make_console
-    from proxima.training.trainer import train
+    from proxima.training.train import train
 
     keep_freed_memory()
     console = make_console()

@@ -1,17 +1,27 @@
 """Cores and memory of the machine that this process can use, and its standard output."""
 
 import ctypes
+import math
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 
 
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
 def available_cores() -> int:
-    """Cores that this process may use; can be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use; can be fewer than the machine has, above all in a container."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = _QUOTA.read_text().split()
+        return max(1, min(cores, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):  # there is no limit: the quota is "max", or the file is not there
+        return cores
 
 
 def physical_memory() -> float:

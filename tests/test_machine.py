@@ -3,8 +3,11 @@
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from proxima import machine
 
 NAME, VERSION = platform.libc_ver()
 LIBC = NAME, tuple(int(part) for part in VERSION.split(".") if part.isdigit())
@@ -49,3 +52,15 @@ def test_native_code_does_not_print_between_results() -> None:
     process = subprocess.run([sys.executable, "-c", PRINTS], capture_output=True, text=True)
     assert process.stdout == "result\n", process.stderr
     assert {"python", "system", "native"} <= set(process.stderr.split())
+
+
+@pytest.mark.parametrize(("text", "cores"), [("150000 100000", 2), ("max 100000", 8), ("50000 100000", 1), ("", 8)])
+def test_a_container_has_the_cores_of_its_limit(
+    text: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quota = tmp_path / "cpu.max"
+    if text:
+        quota.write_text(f"{text}\n")
+    monkeypatch.setattr(machine, "_QUOTA", quota)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: range(8))
+    assert machine.available_cores() == cores

@@ -93,7 +93,7 @@ class DistillLearner(Learner):
             for order in self.minibatches(self.layout):
                 metrics = metrics + self.run_epoch(lesson, order) / self.config.num_updates
             epochs.append(metrics)
-        host = [dict(zip(self.step_metrics, row, strict=True)) for row in torch.stack(epochs).tolist()]
+        host = [dict(zip(self.step_metrics, row, strict=True)) for row in self.to_host(torch.stack(epochs))]
         self.check_finite({f"epoch {number} of the update": row for number, row in enumerate(host, start=1)})
         errors = {name: host[0][name] for name in self.joint_errors}
         return {

@@ -6,6 +6,7 @@ together with its loop, or captures as a CUDA graph.
 """
 
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -185,6 +186,8 @@ class Learner(ABC):
         """Gradient `[P]` and loss terms `[K]`, means over the samples of the parts, and the number of samples."""
         counts = [self.count(part) for part in parts]
         total = sum(counts)
+        if isinstance(total, Tensor):
+            total = total.clamp(min=1.0)  # of rows that the env skipped, none is left
         gradient, terms = self._gradient(state, parts[0])
         if len(parts) > 1:
             gradient, terms = gradient * (counts[0] / total), terms * (counts[0] / total)
@@ -237,6 +240,15 @@ class Learner(ABC):
         """Use this learning rate from now on; an adaptive schedule goes on from it, any other ends."""
         self.learning_rate.fill_(learning_rate)
         self.schedule_ended = True
+
+    def to_host(self, x: Tensor) -> Any:
+        """The numbers of a tensor. With several ranks, Python handles signals while it waits: one may never answer."""
+        if self.peers.sum is not None and x.is_cuda:
+            done = torch.cuda.Event()
+            done.record()
+            while not done.query():
+                time.sleep(1e-4)
+        return x.tolist()
 
     def weights_are_finite(self) -> Tensor:
         """A bool [] on the device."""

@@ -58,8 +58,8 @@ def ppo_loss(
 
 
 def weighted_mean(x: Tensor, weight: Tensor | None) -> Tensor:
-    """The mean of `x` `[B]` with weights `[B]`; None: all the same."""
-    return x.mean() if weight is None else (x * weight).sum() / weight.sum()
+    """The mean of `x` `[B]` with weights `[B]` of 0 or 1; None: all 1. It is 0 if all weights are."""
+    return x.mean() if weight is None else (x * weight).sum() / weight.sum().clamp(min=1.0)
 
 
 def explained_variance(value: Tensor, return_: Tensor, peers: Peers | None = None) -> Tensor:

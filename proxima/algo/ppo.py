@@ -179,7 +179,7 @@ class PPOLearner(Learner):
             kl = metrics[self.step_metrics.index("approx_kl")]
             if optimizer.lr_schedule == "adaptive":
                 self.learning_rate.copy_(adapted(self.learning_rate, kl, optimizer.desired_kl))
-            if ppo.target_kl is not None and float(kl) > ppo.target_kl:
+            if ppo.target_kl is not None and self.to_host(kl) > ppo.target_kl:
                 break
         return self._metrics(torch.stack(epochs), explained)
 
@@ -215,7 +215,7 @@ class PPOLearner(Learner):
         """Means of the metrics over the epochs `[E, K]`, KL and clip fraction of the last one; one copy to the host."""
         others = torch.stack((explained, self.learning_rate, self.weights_are_finite().float()))
         others = torch.nn.functional.pad(others, (0, epochs.shape[1] - len(others)))  # [K]
-        *rows, (explained_variance, learning_rate, is_finite, *_) = torch.cat((epochs, others[None])).tolist()
+        *rows, (explained_variance, learning_rate, is_finite, *_) = self.to_host(torch.cat((epochs, others[None])))
         host = [dict(zip(self.step_metrics, row, strict=True)) for row in rows]
         updates = {f"epoch {number} of the update": row for number, row in enumerate(host, start=1)}
         self.check_finite(updates, weights=bool(is_finite))
@@ -304,11 +304,11 @@ class PPOLearner(Learner):
         moments.load_state_dict({name: theirs[f"moments.{name}"] for name in moments.state_dict()})
         return []
 
-    def forget_episodes(self) -> None:
-        """Start anew what is carried over from rollout to rollout, because the next one begins with new episodes."""
-        self.reward_normalizer.carry.zero_()
+    def forget_episodes(self, rows: slice = slice(None)) -> None:
+        """Start anew what is carried over from rollout to rollout, because these envs begin with new episodes."""
+        self.reward_normalizer.carry[rows] = 0.0
         if self._mirrored_state is not None:
-            self._mirrored_state.zero_()
+            self._mirrored_state[rows] = 0.0
 
     @property
     def _mirrored_state(self) -> Tensor | None:

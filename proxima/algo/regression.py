@@ -73,7 +73,7 @@ class MuscleLearner(Learner):
         for _ in range(epochs):
             for order in peers.minibatches(sizes, count, self.generator):
                 total = total + self.run_epoch(tuples, order) / (count * epochs)
-        metrics = dict(zip(self.step_metrics, total.tolist(), strict=True))
+        metrics = dict(zip(self.step_metrics, self.to_host(total), strict=True))
         self.check_finite({"the muscle network's update": metrics})
         after = self._errors(tuples)
         floor, infeasible = self._floor(tuples)

@@ -152,7 +152,6 @@ class Rows(NamedTuple):
         weight = layout.weight(sequence)
         if self.weight is not None:
             weight = self.weight.index_select(0, rows) * (1.0 if weight is None else weight)
-            weight = torch.where(weight.sum() > 0, weight, 1.0)  # only skipped rows, whose advantage is 0
         mirrored = None if self.mirrored is None else self.mirrored.gather(layout, sequence)
         return Minibatch(obs, state, start, action, log_prob, value, advantage, return_, weight, mirrored)
 

@@ -75,6 +75,8 @@ class Distillation(Algorithm):
         if not self._can_label:
             raise UsageError("the teacher has no weights: teacher_settings are for a resume, leave the option out.")
         rollout = self.timed("collect", self.source.collect)
+        for rows in self.source.restarted:
+            self.teacher.state[rows] = 0.0
         label = self.timed("label", self.teacher.label, rollout)
         lesson = self.timed("label", self.distill.prepare, rollout, label)
         metrics = self.timed("update", self.distill.update, lesson)

@@ -4,6 +4,7 @@ Numbers are exchanged by torch.distributed: with NCCL between GPUs of their own,
 """
 
 import atexit
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable
@@ -23,7 +24,7 @@ from proxima.training.source import Share
 # Set by torchrun, and by Kubernetes' and Slurm's ways to start PyTorch without it.
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # A rank that ended is noticed at once; this is for one that hangs, and longer than any evaluation on rank 0.
-_TIMEOUT = timedelta(hours=2)
+_TIMEOUT, _LAST_TIMEOUT = timedelta(minutes=30), timedelta(seconds=15)
 
 
 class LostRank(ProximaError):
@@ -77,6 +78,12 @@ class Ranks:
         _call(dist.gather_object, value, found, dst=0)
         return found
 
+    def gather_last(self, value: Any) -> list[Any] | None:
+        """Like `gather_first`, when the run is over: whatever the others were doing, or LostRank before long."""
+        found: list[Any] | None = [None] * self.size if self.is_first else None
+        _call(dist.gather_object, value, found, dst=0, group=_last_words())
+        return found
+
     def from_first(self, value: Any) -> Any:
         """The value that rank 0 gives."""
         if not self.exchanges:
@@ -112,14 +119,24 @@ def this_rank() -> Ranks:
         # Several ranks on one GPU cannot use NCCL.
         on_gpus = dist.is_nccl_available() and local_size <= torch.cuda.device_count()
         dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout=_TIMEOUT)
+        _last_words()
         atexit.register(_leave)
     if rank:
         logging.getLogger("proxima").addFilter(_Named(rank))
     return Ranks(rank, size, local_rank, local_size, exchanges=True)
 
 
+@cache
+def _last_words() -> Any:
+    """A group of all ranks that training does not use, and that is not waited for long; made with the first rank."""
+    return dist.new_group(backend="gloo", timeout=_LAST_TIMEOUT)
+
+
 def _leave() -> None:
+    """End torch.distributed once all ranks are done with it; a process that just exits may abort in its threads."""
     if dist.is_initialized():
+        with contextlib.suppress(RuntimeError):  # a rank is lost
+            dist.barrier(group=_last_words())
         dist.destroy_process_group()
 
 

@@ -73,6 +73,7 @@ class PPOMuscle(PPO):
         metrics = super().iterate()
         tuples = self.muscle.prepare(self.source.rollout)
         metrics |= self.timed(MUSCLE, self.muscle.update, tuples)
+        self.make_equal()  # before the envs are given a copy
         self._hand_over()
         return metrics
 

@@ -87,6 +87,18 @@ def join_ranks(states: Sequence[State], counts: Sequence[int]) -> State:
     return joined | {"env": join_parts([state["env"] for state in states], counts)}
 
 
+def without_envs(state: State, count: int, total: int) -> State:
+    """The training state of rank 0, which has `count` envs, as that of a run whose other envs are unknown."""
+
+    def padded(x: Tensor) -> Tensor:
+        return torch.cat((x, x.new_zeros(total - count, *x.shape[1:])))
+
+    for path in _PER_ENV:
+        if (found := _get(state, path)) is not None:
+            state = _set(state, path, tree_map(padded, found))
+    return state | {"env": None}
+
+
 def take_rank(state: State, first: int, count: int, total: int, env: VecEnv) -> State:
     """The training state of the rank that has the envs from `first` on; without envs if it cannot be divided."""
     if count == total:

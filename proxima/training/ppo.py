@@ -41,6 +41,8 @@ class PPO(Algorithm):
     def iterate(self) -> dict[str, float]:
         """One rollout and its update."""
         rollout = self.timed("collect", self.source.collect)
+        for rows in self.source.restarted:
+            self.ppo.forget_episodes(rows)
         self.stop_compiling_without_toolchain()
         batch = self.timed("advantage", self.ppo.prepare, rollout)
         metrics = self.timed("update", self.ppo.update, batch)

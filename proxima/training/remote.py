@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 from proxima.config import Config
 from proxima.envs.action_hold import Hold
 from proxima.envs.contract import VecEnv
+from proxima.envs.gymnasium.env_group import sendable_spec
 from proxima.envs.gymnasium.snapshot import NotPlain
 from proxima.errors import EnvFailure, UsageError, first_line
 from proxima.nets.policy import Policy
@@ -83,7 +84,7 @@ class RemoteSource(Source):
         self._resumed: dict[str, Any] | None = None
         """The content of the order that a checkpoint was waiting for."""
         self._harvests: list[Harvest] = []
-        self._lost_before = 0
+        self._lost_everywhere = self._lost_before = 0
         self._ended_at, self._wait_share = time.perf_counter(), 0.0
         self._cpus = config.cluster.worker_cpus
         self._assign: dict[str, Any] = {"num_steps": num_steps, "compiles": compiles}
@@ -112,6 +113,7 @@ class RemoteSource(Source):
             share=share,
             num_threads=max(1, int(self._cpus)),
             parts=given_parts([options.env, options.wrappers]),
+            spec=sendable_spec(options.env),
             **self._assign,
         )
         try:
@@ -135,6 +137,9 @@ class RemoteSource(Source):
         for worker, harvest in self._pool.harvest(running.order, running.answers):
             self.rollout.put_block(harvest.block, worker.share.first - self.share.first)
             harvests[worker.index] = dataclasses.replace(harvest, block={})
+        shares, self._pool.restarted = self._pool.restarted, []
+        starts = [share.first - self.share.first for share in shares]
+        self.restarted = [slice(start, start + share.count) for start, share in zip(starts, shares, strict=True)]
         now = time.perf_counter()
         self._wait_share, self._ended_at = (now - start) / (now - self._ended_at), now
         self._harvests = [harvests[worker.index] for worker in self._workers]
@@ -204,7 +209,9 @@ class RemoteSource(Source):
             "worker_steps_per_second": sum(speed for speed, _ in found),
             "learner_wait": sum(share for _, share in found) / len(found),
         }
-        return {**super().metrics(progress), **own, **({"policy_lag": float(self.lag)} if self.overlap else {})}
+        metrics = super().metrics(progress)
+        self._lost_everywhere = int(metrics["lost_workers"])
+        return {**metrics, **own, **({"policy_lag": float(self.lag)} if self.overlap else {})}
 
     @property
     def num_threads(self) -> int | None:
@@ -216,9 +223,9 @@ class RemoteSource(Source):
         return f"{super().text()}{len(self._workers)} rollout workers, "
 
     def wants_checkpoint(self) -> bool:
-        """After a worker was lost: a machine may be about to go, and others with it."""
-        before, self._lost_before = self._lost_before, self._pool.lost
-        return self._pool.lost > before
+        """After a worker of any rank was lost: a machine may be about to go, and others with it."""
+        before, self._lost_before = self._lost_before, self._lost_everywhere
+        return self._lost_everywhere > before
 
     def close(self) -> None:
         """End the workers; may be called twice."""

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium.envs.registration import EnvSpec
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
@@ -49,6 +51,8 @@ class Assignment:
     num_threads: int
     parts: dict[str, Any]
     """Envs and wrappers that the user gave as objects, by name."""
+    spec: EnvSpec | None
+    """Of a Gymnasium id, which the user's script may have registered."""
 
 
 @dataclass
@@ -82,6 +86,9 @@ class Harvest:
 class RolloutWorker:
     """The code of a Ray actor; without Ray, so that it can be used and tested as it is."""
 
+    def ping(self) -> None:
+        """Nothing: the answer shows that the process has started."""
+
     def build(self, assignment: bytes, folder: str, paths: Sequence[str]) -> dict[str, str]:
         """Make the envs; returns where the worker is and which versions it has.
 
@@ -96,8 +103,10 @@ class RolloutWorker:
         self._messages = _Messages()
         logging.getLogger("proxima").addHandler(self._messages)
         given: Assignment = cloudpickle.loads(assignment)
-        torch.set_num_threads(1)
+        torch.set_num_threads(given.num_threads if given.policy.image_keys else 1)
         give_parts(given.parts)
+        if given.spec is not None and given.spec.id not in gym.registry:
+            gym.registry[given.spec.id] = given.spec
         with float32_by_default():
             env = make_run_envs(given.config, given.share.count, device="cpu", num_threads=given.num_threads)
             self._policy = given.policy

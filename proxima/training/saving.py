@@ -4,6 +4,7 @@ After every iteration the state is copied on its device, without waiting for it:
 the next iteration saves that copy. If a checkpoint is due, the copy goes to the host, and a thread writes it to disk.
 """
 
+import contextlib
 import errno
 import logging
 import threading
@@ -12,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from proxima.config import Config
 from proxima.envs.action_hold import Hold
@@ -21,8 +23,9 @@ from proxima.evaluation.restored import check_weights
 from proxima.runs import checkpoint
 from proxima.runs.checkpoint import Checkpoint
 from proxima.runs.layout import AGENT, TRAINING_STATE
+from proxima.training.distributed import LostRank, Ranks
 from proxima.training.examiner import passed
-from proxima.training.partition import join_ranks, take_rank
+from proxima.training.partition import join_ranks, take_rank, without_envs
 from proxima.training.seeding import stream_seed
 
 if TYPE_CHECKING:
@@ -31,7 +34,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("proxima")
 
 Boundary = dict[str, Any]
-"""The state between two iterations, as arguments of `checkpoint.save`: `iteration`, `files` and `metadata`."""
+"""The state between two iterations, as arguments of `checkpoint.save`: `iteration`, `files` and `metadata`.
+
+`copied` is the event after which it is complete on a GPU, until it is on the host. `share` is set where the training
+state is that of one of several ranks, and has to be joined with those of the others."""
+_GATHERED_BYTES = 8 * 2**20
 _LAST_SAVE_PAUSES = (0.2, 0.5, 1.0, 2.0)  # seconds
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _FULL_DISK_PAUSE = 0.3  # seconds
@@ -41,18 +48,22 @@ _NOTICED_WAIT = 1.0  # seconds
 def snapshot(trainer: "Trainer") -> Boundary | None:
     """A copy of everything that a checkpoint holds, on the devices where it is; None if this rank saves none.
 
-    It is taken in every iteration, and so must not wait for a GPU. Of several ranks, rank 0 gets the envs of all: if
-    one is lost, it can save without the others.
+    It is taken in every iteration, and so must not wait for a GPU. Of several ranks, rank 0 gets the envs of all where
+    these are small (not of thousands of robots): if a rank is lost, it can save without the others.
     """
-    config, source, ranks = trainer.config, trainer.source, trainer.ranks
+    config, source, ranks, share = trainer.config, trainer.source, trainer.ranks, None
     if not config.checkpoint.save_checkpoint:
         return None
     own, state = trainer.algorithm.get_state() if config.checkpoint.save_optimizer else ({}, {})
-    if ranks.exchanges and state:
-        found = ranks.gather_first((tree_map_only(Tensor, Tensor.cpu, state), source.share.count))
-        if found is not None:
-            state = join_ranks(*zip(*found, strict=True))
-    if not ranks.is_first:
+    if ranks.size > 1 and state:
+        if trainer.gathers_states is None:
+            trainer.gathers_states = max(ranks.gather(_num_bytes(state))) <= _GATHERED_BYTES
+        if trainer.gathers_states:
+            found = ranks.gather_first((tree_map_only(Tensor, Tensor.cpu, state), source.share.count))
+            state = state if found is None else join_ranks(*zip(*found, strict=True))
+        else:
+            share = source.share
+    if share is None and not ranks.is_first:
         return None
     files: dict[str, Any] = {AGENT: copies(trainer.policy.state_dict())}
     files |= {f"{name}.pt": copies(net.state_dict()) for name, net in trainer.algorithm.networks.items()}
@@ -73,7 +84,15 @@ def snapshot(trainer: "Trainer") -> Boundary | None:
         "spec": trainer.policy.spec.to_dict(),
         "config": config.to_dict(),
     }
-    return {"iteration": trainer.iteration, "files": files, "metadata": metadata}
+    copied = None
+    if torch.cuda.is_initialized():
+        copied = torch.cuda.Event()
+        copied.record()
+    return {"iteration": trainer.iteration, "files": files, "metadata": metadata, "copied": copied, "share": share}
+
+
+def _num_bytes(state: Any) -> int:
+    return sum(x.nbytes for x in tree_leaves(state) if isinstance(x, Tensor))
 
 
 def restore(trainer: "Trainer", path: Path) -> None:
@@ -114,10 +133,15 @@ def _text(value: Any) -> str | None:
 
 
 class Saver:
-    """Saves the checkpoints of one run folder, in the background or at once; at most one at a time."""
+    """Saves the checkpoints of one run folder, in the background or at once; at most one at a time.
 
-    def __init__(self, config: Config, run_dir: Path):
-        self._config, self._run_dir = config, run_dir
+    Of several ranks, rank 0 writes, and all call the same methods, since their states may have to be joined.
+    """
+
+    def __init__(self, config: Config, run_dir: Path, ranks: Ranks | None = None):
+        self._config, self._run_dir, self._ranks = config, run_dir, ranks or Ranks()
+        self._joined: tuple[int, Boundary | None] | None = None
+        """The last iteration whose states were joined, and the result; None on the other ranks."""
         self.last: Path | None = None
         """The last complete checkpoint."""
         self.iteration: int | None = None
@@ -140,24 +164,56 @@ class Saver:
                 seconds,
                 self._run_dir,
             )
+        boundary = self._join(boundary)
         if boundary is not None and boundary["iteration"] != self.iteration:
             self._writing = _Background(self._try_to_write, on_host(boundary))
 
-    def save(self, boundary: Boundary | None, *, is_last: bool = False) -> Path | None:
+    def save(self, boundary: Boundary | None, *, is_last: bool = False, is_broken: bool = False) -> Path | None:
         """Write a checkpoint after the one in the background; if that fails, log a warning and let the run continue.
 
-        The last one is retried for some seconds, because no later one will replace it.
+        The last one is retried for some seconds, because no later one will replace it. If the run `is_broken`, other
+        ranks may not answer: what they do not say is left out, and a resume starts new episodes.
         """
         try:
             self.wait()
         finally:  # whatever became of the other one
+            boundary = self._join(boundary, is_broken=is_broken)
             if boundary is not None and boundary["iteration"] != self.iteration:
                 self._try_to_write(on_host(boundary), pauses=_LAST_SAVE_PAUSES if is_last else ())
         return self.last
 
+    def _join(self, boundary: Boundary | None, *, is_broken: bool = False) -> Boundary | None:
+        """The boundary with the states of all ranks, on rank 0; None on the others."""
+        if boundary is None or boundary.get("share") is None:
+            return boundary
+        if self._joined is None or self._joined[0] != boundary["iteration"]:
+            self._joined = boundary["iteration"], self._joined_with_others(boundary, is_broken=is_broken)
+        return self._joined[1]
+
+    def _joined_with_others(self, boundary: Boundary, *, is_broken: bool) -> Boundary | None:
+        share, held = boundary["share"], on_host(boundary)
+        state, ranks = held["files"][TRAINING_STATE], self._ranks
+        given = (boundary["iteration"], state, share.count)
+        if not is_broken:
+            found = ranks.gather_first(given)
+        else:
+            try:
+                found = ranks.gather_last(given)
+            except LostRank:
+                found = None
+        if not ranks.is_first:
+            return None
+        if found is not None and {iteration for iteration, _, _ in found} == {boundary["iteration"]}:
+            own = {name: state[name] for name in ("iteration", "examiner")}
+            state = join_ranks([one for _, one, _ in found], [count for _, _, count in found]) | own
+        else:
+            log.warning("The envs of other ranks could not be saved: a resume will start new episodes.")
+            state = without_envs(state, share.count, share.total)
+        return {**held, "files": held["files"] | {TRAINING_STATE: state}, "share": None, "copied": None}
+
     def forget(self) -> None:
         """The state has changed since this iteration was saved: save it again."""
-        self.iteration = None
+        self.iteration = self._joined = None
 
     def wait(self) -> None:
         """Until nothing is being written; raises what the write in the background raised, except an OSError."""
@@ -254,11 +310,18 @@ def on_host(boundary: Boundary) -> Boundary:
     The thread itself must not call the GPU: that would break a CUDA graph that is being captured.
     """
     moved: dict[int, Tensor] = {}
-    files = {name: content() if callable(content) else content for name, content in boundary["files"].items()}
 
     def move(x: Tensor) -> Tensor:
         if id(x) not in moved:  # a tensor with several names stays one
             moved[id(x)] = x.cpu()
         return moved[id(x)]
 
-    return {**boundary, "files": tree_map_only(Tensor, move, files)}
+    with contextlib.ExitStack() as stack:
+        if boundary.get("copied") is not None:
+            # Beside the stream of training, which may wait for a rank that is lost.
+            stream = torch.cuda.Stream()
+            stream.wait_event(boundary["copied"])
+            stack.enter_context(torch.cuda.stream(stream))
+        files = {name: content() if callable(content) else content for name, content in boundary["files"].items()}
+        files = tree_map_only(Tensor, move, files)
+    return {"iteration": boundary["iteration"], "files": files, "metadata": boundary["metadata"]}

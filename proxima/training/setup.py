@@ -1,6 +1,7 @@
 """Builds the objects of a run from its options: device, threads, envs, policy."""
 
 import contextlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -55,10 +56,10 @@ class Parts:
 
     @property
     def compiles_actor(self) -> bool:
-        """Whether to compile acting: on the CPU, if the run is long enough for it to pay."""
+        """Whether to compile acting: on the CPU, here or on workers, if the run is long enough for it to pay."""
         wish, vector_steps = self.config.run.compile, self.num_policy_steps // self.share.total
         pays = wish == "on" or (wish == "auto" and vector_steps >= _COMPILED_ACTOR_PAYS_AFTER)
-        return self.device.type == "cpu" and pays
+        return (self.device.type == "cpu" or self.config.cluster.rollout_workers > 0) and pays
 
 
 def build_parts(config: Config, ranks: Ranks | None = None) -> Parts:
@@ -134,16 +135,24 @@ def check_numbers(config: Config, ranks: Ranks) -> None:
             f"rollout_workers is {workers}, but there are {envs} envs, and each worker has at least one: raise "
             "num_envs."
         )
-    if workers and ranks.local_size < ranks.size and config.cluster.ray_address is None:
+    address = config.cluster.ray_address or os.environ.get("RAY_ADDRESS")
+    if workers and ranks.local_size < ranks.size and address is None:
         raise UsageError("ranks on several machines need one Ray cluster for their workers: give --ray-address auto.")
 
 
 def check_minibatches(config: Config, ranks: Ranks) -> None:
     """Raise a UsageError if a rank would have no part of some minibatches."""
-    if ranks.size > 1 and config.algorithm.minibatch_size < ranks.size:
+    envs, steps = min(ranks.peers(config.env.num_envs).num_envs), config.ppo.num_steps
+    sequences = envs * -(-steps // config.sequence_length)
+    if sequences < config.num_minibatches:
         raise UsageError(
             f"minibatch_size is {config.algorithm.minibatch_size}, but each of the {ranks.size} ranks has a part of "
-            "every minibatch: raise it."
+            f"every minibatch, and one has {sequences} samples for {config.num_minibatches} of them: raise it."
+        )
+    tuples, size = -(-config.rollout_size // config.muscle.muscle_batch_size), config.muscle.muscle_batch_size
+    if config.algorithm.algorithm == "PPO+muscle" and envs * steps < tuples:
+        raise UsageError(
+            f"muscle_batch_size is {size}, too little for {ranks.size} ranks to have a part each: raise it."
         )
 
 

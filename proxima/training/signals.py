@@ -34,7 +34,9 @@ class StopSignals:
     nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_patient: bool = False) -> None:
+        """With `is_patient`, a second signal is ignored: torchrun and a scheduler may both send the first."""
+        self._is_patient = is_patient
         self._received: int | None = None
         self._deferred = True
         self._previous: dict[int, Any] = {}
@@ -74,7 +76,7 @@ class StopSignals:
     def _handle(self, signum: int, _: FrameType | None) -> None:
         is_urgent = signal.Signals(signum).name in _URGENT
         if self._received is not None:
-            if is_urgent and signal.Signals(self._received).name in _URGENT:
+            if is_urgent and signal.Signals(self._received).name in _URGENT and not self._is_patient:
                 os._exit(128 + signum)
             if is_urgent:  # after a warning: the run is stopping already, and this is the first urgent one
                 self._received = signum

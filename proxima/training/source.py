@@ -91,6 +91,8 @@ class Source(ABC):
         """Actions chosen, over all envs: the same as env steps, unless actions are held."""
         self.in_old_episodes = True
         """Whether the last `set_state` could continue the saved episodes."""
+        self.restarted: list[slice] = []
+        """Rows of envs that started new episodes before the last rollout, because theirs were lost."""
         self.no_toolchain = False
         """Whether compilation failed because no compiler works here."""
         self._unseen = set(env.log_info)

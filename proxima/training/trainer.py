@@ -15,10 +15,9 @@ from rich.console import Console
 
 from proxima.algorithms import find_algorithm
 from proxima.compiling import float32_by_default, freeze_garbage, process_settings_kept
-from proxima.config import Config, all_options, all_presets, load_config
+from proxima.config import Config, all_options, all_presets
 from proxima.config.options import shown
 from proxima.errors import ProximaError, UsageError
-from proxima.evaluation.restored import restore_policy
 from proxima.own_parts import find_part
 from proxima.runs import checkpoint
 from proxima.runs.layout import make_run_dir, write_lineage
@@ -33,7 +32,6 @@ from proxima.training.distributed import LostRank, this_rank
 from proxima.training.examiner import Examiner
 from proxima.training.fine_tuning import start_from
 from proxima.training.result import TrainResult
-from proxima.training.resume import newest_of_name, resumed_config
 from proxima.training.signals import Interrupted, StopSignals
 
 log = logging.getLogger("proxima")
@@ -82,6 +80,8 @@ class Trainer:
         self.wandb_run = new_run_id() if config.track.wandb is not None else None
         """Id of the run in Weights & Biases; a resume continues it."""
         self.saver: saving.Saver | None = None
+        self.gathers_states: bool | None = None
+        """Whether rank 0 has the states of all ranks after every iteration; None before the first."""
         self._loop: weakref.ref[Generator[dict[str, float], None, None]] | None = None
         self._logged: dict[str, float] = {}
         self._own_metrics: set[str] = set()
@@ -118,7 +118,7 @@ class Trainer:
     def _iterations(self) -> Generator[dict[str, float], None, None]:
         self._fine_tune()
         boundary = saving.snapshot(self)
-        with process_settings_kept(), StopSignals() as signals:
+        with process_settings_kept(), StopSignals(is_patient=self.ranks.exchanges) as signals:
             tracker = self._start()
             assert self.saver is not None
             try:
@@ -132,7 +132,9 @@ class Trainer:
                         is_best = self.examiner.examine(self.source.global_step, self.run_dir, self.source.hold)
                     metrics |= self.examiner.metrics
                     metrics |= clock.metrics(metrics)
-                    metrics = self.ranks.from_first(metrics)  # the body of the loop decides the same on all ranks
+                    saves = is_best | self.source.wants_checkpoint() | due(self.source.global_step)
+                    # The body of the loop decides the same on all ranks.
+                    metrics, saves = self.ranks.from_first((metrics, saves))
                     self._own_metrics, is_left = set(metrics), False
                     signals.defer()  # the caller's code between two iterations is not interrupted
                     try:
@@ -144,7 +146,7 @@ class Trainer:
                         tracker.write(self._take_logged() | metrics)
                         if is_left:
                             break
-                        if due(self.source.global_step) or is_best or self.source.wants_checkpoint():
+                        if saves:
                             self.saver.save_in_background(boundary)
                 with signals.shield():
                     self.saver.save(boundary, is_last=True)
@@ -156,7 +158,7 @@ class Trainer:
                 raise self._interrupted(getattr(stop, "signum", signal.SIGINT), boundary) from None
             except BaseException as error:
                 signals.defer()
-                saved = self.saver.save(boundary, is_last=True)
+                saved = self.saver.save(boundary, is_last=True, is_broken=True)
                 if isinstance(error, Exception):
                     raise
                 what = f"stopped by {type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -165,7 +167,7 @@ class Trainer:
                 signals.defer()
                 tracker.close()
                 self.close()
-        if boundary is not None and self.saver.iteration != self.iteration:
+        if boundary is not None and self.ranks.is_first and self.saver.iteration != self.iteration:
             raise ProximaError(
                 f"trained to the end, but the end could not be saved in {self.run_dir}; the last checkpoint is "
                 f"{self.saver.last or 'none'}."
@@ -289,14 +291,16 @@ class Trainer:
     def _saved_text(self, boundary: saving.Boundary | None) -> str:
         """Save the last iteration; returns where it is and how to continue, in words."""
         assert self.saver is not None
-        saved = self.saver.save(boundary, is_last=True)
+        saved = self.saver.save(boundary, is_last=True, is_broken=True)
         if not self.ranks.is_first:
             return "rank 0 saves."
         if saved is None:
             return "nothing was saved."
         if not self.config.checkpoint.save_optimizer:
             return f"the policy is saved in {saved} (no optimizer: no resume)."
-        start = "" if not self.ranks.exchanges else f"torchrun --nproc-per-node {self.ranks.local_size} -m "
+        start = "" if not self.ranks.exchanges else f"torchrun --nproc-per-node {self.ranks.local_size} "
+        start += "" if self.ranks.size == self.ranks.local_size else "... "  # the options for several machines
+        start += "-m " if start else ""
         return (
             f"iteration {self.saver.iteration} is saved in {saved}; continue with: {start}proxima resume {self.run_dir}"
         )
@@ -307,7 +311,7 @@ class Trainer:
         """Make the run folder, print the first line, and open the writers."""
         try:
             self.run_dir = self.ranks.from_first(make_run_dir(self.config) if self.ranks.is_first else None)
-            self.saver = saving.Saver(self.config, self.run_dir)
+            self.saver = saving.Saver(self.config, self.run_dir, self.ranks)
             if not self.ranks.is_first:
                 return Tracker([])
             checkpoint.sweep(self.run_dir.parent)
@@ -365,55 +369,3 @@ class Trainer:
         used += f"{threads.act} acting, {threads.learn} learning"
         used += f" on each of {self.ranks.size} ranks" if self.ranks.exchanges else ""
         return f"{used}, {compiled + ' to be compiled' if compiled else 'eager'}"
-
-
-def train(
-    config: Config | str | Path | None = None,
-    *,
-    resume_from: str | Path | None = None,
-    console: Console | None = None,
-    on_iteration: OnIteration | None = None,
-    **overrides: Any,
-) -> TrainResult:
-    """Train a policy.
-
-    Args:
-        config: options, or a YAML file with them.
-        resume_from: a checkpoint or run folder to continue from; its options are changed by `config` and `overrides`.
-        console: where progress is shown; standard error by default.
-        on_iteration: called as `on_iteration(trainer, metrics)` after every iteration; returning False stops the run.
-            It is not saved: a resume has to be given it again.
-        **overrides: single options, like the flags of the command: `train(env="Hopper-v5", num_envs=16)`.
-
-    Example:
-        >>> result = train(env="CartPole-v1", total_timesteps=1024, num_envs=4, num_steps=128)  # doctest: +SKIP
-        >>> result.episode_return > 10  # doctest: +SKIP
-        True
-    """
-    if not isinstance(config, Config):
-        path, options = config, load_config(config, overrides)
-    elif overrides or resume_from is not None:
-        raise TypeError("give either a Config, or a file and single options")
-    else:
-        path, options = None, config
-    source, ranks = None, this_rank()
-    if resume_from is not None:
-        source = ranks.from_first(checkpoint.find(resume_from) if ranks.is_first else None)
-        options = resumed_config(source, path, overrides)
-    elif options.checkpoint.auto_resume:
-        source = ranks.from_first(newest_of_name(options) if ranks.is_first else None)
-        options = options if source is None else resumed_config(source, None, options.set_options())
-    if source is not None and (done := checkpoint.Checkpoint(source).global_step) >= options.run.total_timesteps:
-        if resume_from is None:
-            log.warning("%s already has total_timesteps env steps: nothing to do.", source)
-            saved = restore_policy(source)
-            return_ = saved.checkpoint.episode_return
-            return TrainResult(source.parent, source, return_, done, saved.policy, saved.config)
-        raise UsageError(
-            f"{source} already has {done:,} of total_timesteps {options.run.total_timesteps:,}: raise "
-            "--total-timesteps to train on."
-        )
-    trainer = Trainer(options, console=console)
-    if source is not None:
-        trainer.restore(source)
-    return trainer.run(on_iteration)

@@ -41,6 +41,8 @@ class Worker:
     def __init__(self, index: int, share: Share, assignment: bytes):
         self.index, self.share, self._assignment = index, share, assignment
         self.actor: Any = None
+        self.placed: Any = None
+        """The answer of `ping`, which is there once the process has started."""
         self.built: Any = None
         """The pending answer of `build`; None once it is there."""
         self.since = 0.0
@@ -58,6 +60,7 @@ class Worker:
         if self.actor is not None:
             cluster.kill(self.actor)
         self.actor, self.since = cluster.start(RolloutWorker, cpus), time.monotonic()
+        self.placed = self.actor.ping.remote()
         paths = [str(Path(path or ".").absolute()) for path in sys.path]
         self.built = self.actor.build.remote(self._assignment, str(Path.cwd()), paths)
         if self.state is not None and self.state.env is not None:
@@ -84,6 +87,8 @@ class WorkerPool:
         self._cpus, self._seed = cpus, seed
         self.lost = 0
         """Workers that were replaced so far."""
+        self.restarted: list[Share] = []
+        """Envs that started new episodes because their worker was lost, until somebody takes note."""
 
     def start(self) -> None:
         """Start all workers and wait until they have made their envs; say what is missing if that takes long."""
@@ -129,6 +134,8 @@ class WorkerPool:
             for reference in done:
                 worker = running.pop(reference)
                 try:
+                    if worker.built is not None:
+                        self._greet(worker)
                     harvest: Harvest = self.cluster.get(reference)
                 except WorkerLost as lost:
                     self._replace(worker, lost)
@@ -136,7 +143,7 @@ class WorkerPool:
                     continue
                 for level, text in harvest.messages:
                     log.log(level, "Rollout worker %d: %s", worker.index, text)
-                worker.built, worker.losses, worker.seed = None, 0, None
+                worker.losses, worker.seed = 0, None
                 worker.state = to_tensors(harvest.state)
                 yield worker, harvest
 
@@ -150,16 +157,15 @@ class WorkerPool:
         if worker.state is not None and worker.state.env is None:
             what = "a new one starts new episodes"
             worker.seed = stream_seed(self._seed + self.lost, "resumed envs") % 2**31 + worker.share.first
+            self.restarted.append(worker.share)
         log.warning("%s was lost (%s): %s.", name.capitalize(), lost, what)
         worker.launch(self.cluster, self._cpus)
 
     def _make_do(self, running: dict[Any, Worker], order: Order) -> None:
         """Start workers that have waited too long for a free CPU without one: they share those of others."""
         for reference, worker in list(running.items()):
-            if worker.built is None or time.monotonic() - worker.since < _REPLACEMENT_SECONDS:
-                continue
-            if self.cluster.wait([worker.built], 0.0):
-                worker.built = None
+            has_time = worker.built is None or time.monotonic() - worker.since < _REPLACEMENT_SECONDS
+            if has_time or self.cluster.wait([worker.placed], 0.0):
                 continue
             log.warning("No CPU is free for rollout worker %d (%s): it shares one.", worker.index, self.cluster.text())
             del running[reference]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from proxima.algo.losses import LossTerms, explained_variance, ppo_loss
+from proxima.algo.losses import LossTerms, explained_variance, ppo_loss, weighted_mean
 from proxima.config.sections import PPOOptions
 from proxima.data.batch import Minibatch
 
@@ -60,3 +60,9 @@ def test_explained_variance() -> None:
     assert float(explained_variance(target, target)) == 1.0
     assert float(explained_variance(torch.full((3,), 2.0), target)) == 0.0
     assert math.isnan(float(explained_variance(target, torch.ones(3))))
+
+
+def test_a_mean_of_nothing_is_zero() -> None:
+    """Of a minibatch of rows that the env skipped, also where another rank has the rest of it."""
+    x = torch.tensor([1.0, 2.0, 3.0])
+    assert weighted_mean(x, torch.zeros(3)) == 0 and weighted_mean(x, torch.tensor([0.0, 1.0, 1.0])) == 2.5

@@ -176,7 +176,7 @@ def test_a_checkpoint_calls_no_function_of_its_choice(
         metadata["config"]["env"] |= {"env": call, "env_kwargs": keywords}
     elif option == "nested":
         nested = {"env": call, "env_kwargs": keywords}
-        metadata["config"]["env"] |= {"env": "proxima.training.trainer:train", "env_kwargs": nested}
+        metadata["config"]["env"] |= {"env": "proxima.training.train:train", "env_kwargs": nested}
     else:
         metadata["config"]["env" if option == "wrappers" else "track"][option] = [{call: keywords}]
     reseal(folder, metadata)

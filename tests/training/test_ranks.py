@@ -23,8 +23,11 @@ RECURRENT = {"rnn": "gru", "rnn_size": 8, "hidden_sizes": [8], "bptt_length": 8,
 CNN = {"env": "proxima/PixelCatch-v0", "env_kwargs": "{image_size: 16, drops: 1}", "cnn_features": 8}
 
 
-def torchrun(*arguments: str, ranks: int = 2) -> subprocess.Popen[str]:
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m", "proxima"]
+LARGE = "tests.training.large_states"
+
+
+def torchrun(*arguments: str, ranks: int = 2, module: str = "proxima") -> subprocess.Popen[str]:
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m", module]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, *command, *arguments],
@@ -73,11 +76,15 @@ def weights(path: Path) -> torch.Tensor:
     return torch.cat([x.flatten().float() for x in state.values()])
 
 
-@pytest.mark.parametrize("case", [{}, RECURRENT, CNN], ids=["mlp", "recurrent", "cnn"])
-def test_killed_and_resumed_equals_uninterrupted(case: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("case", "module"),
+    [({}, "proxima"), (RECURRENT, LARGE), (CNN, "proxima")],
+    ids=["mlp", "recurrent, states kept by ranks", "cnn"],
+)
+def test_killed_and_resumed_equals_uninterrupted(case: dict[str, Any], module: str) -> None:
     options = HOPPER | case | {"total_timesteps": 40 * STEPS}
     whole = run("whole", options)
-    process = torchrun("train", "--name", "cut", "--checkpoint-freq", "1", *flags(options))
+    process = torchrun("train", "--name", "cut", "--checkpoint-freq", "1", *flags(options), module=module)
     wait_for_checkpoint(Path("runs/cut"), process, 2)
     for pid in (process.pid, *ranks_of(process).values()):
         os.kill(pid, signal.SIGKILL)
@@ -101,15 +108,19 @@ def test_the_ranks_of_a_run_learn_what_one_learns() -> None:
     assert weights(one).shape == weights(two).shape
 
 
-def test_a_dead_rank_ends_the_run_with_the_last_iteration_saved() -> None:
-    options = HOPPER | {"total_timesteps": 10_000 * STEPS, "checkpoint_minutes": 0}
-    process = torchrun("train", "--name", "cut", "--progress", "true", *flags(options))
-    lines = Path("runs/cut")
+def wait_for_metrics(process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 60
-    while not list(lines.glob("*/metrics.jsonl")):
+    while not [path for path in Path("runs/cut").glob("*/metrics.jsonl") if path.stat().st_size]:
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
-    time.sleep(1.0)
+    time.sleep(0.5)
+
+
+@pytest.mark.parametrize("module", ["proxima", LARGE])
+def test_a_dead_rank_ends_the_run_with_the_last_iteration_saved(module: str, caplog: pytest.LogCaptureFixture) -> None:
+    options = HOPPER | {"total_timesteps": 10_000 * STEPS, "checkpoint_minutes": 0}
+    process = torchrun("train", "--name", "cut", *flags(options), module=module)
+    wait_for_metrics(process)
     os.kill(ranks_of(process)[1], signal.SIGKILL)
     text = done(process)
     assert process.returncode != 0
@@ -119,16 +130,16 @@ def test_a_dead_rank_ends_the_run_with_the_last_iteration_saved() -> None:
     assert "another rank ended or does not answer" in text or "stopped by SIGTERM" in text
     assert f"iteration {rows[-1]['iteration']} is saved in" in text
     assert "continue with: torchrun --nproc-per-node 2 -m proxima resume" in text
+    assert ("The envs of other ranks could not be saved" in text) == (module == LARGE)
+    resumed = train(resume_from=saved, total_timesteps=(rows[-1]["iteration"] + 1) * STEPS)
+    assert resumed.global_step == (rows[-1]["iteration"] + 1) * STEPS
+    assert ("This resume is not exact" in caplog.text) == (module == LARGE)
 
 
 @pytest.mark.parametrize("who", ["torchrun", "rank 1"])
 def test_sigterm_anywhere_saves(who: str) -> None:
     process = torchrun("train", "--name", "cut", *flags(HOPPER | {"total_timesteps": 10_000 * STEPS}))
-    deadline = time.monotonic() + 60
-    while not list(Path("runs/cut").glob("*/metrics.jsonl")):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
-    time.sleep(1.0)
+    wait_for_metrics(process)
     os.kill(process.pid if who == "torchrun" else ranks_of(process)[1], signal.SIGTERM)
     text = done(process)
     assert process.returncode != 0
@@ -163,6 +174,7 @@ def test_what_ranks_cannot_do_is_said() -> None:
     for options, text in (
         ({"env": "CartPole-v1", "algorithm": "DQN"}, "DQN learns in one process: start it without torchrun"),
         ({"num_envs": 1}, "num_envs is 1, but there are 2 ranks"),
+        ({"num_envs": 3, "minibatch_size": 2}, "one has 32 samples for 48 of them: raise it"),
     ):
         process = torchrun("train", *flags(HOPPER | options))
         assert text in done(process) and process.returncode != 0

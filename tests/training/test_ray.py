@@ -133,22 +133,30 @@ class Half(gym.RewardWrapper):
     def reward(self, reward):
         return 0.5 * reward
 
+class Third(gym.Wrapper):
+    def __init__(self):
+        super().__init__(gym.make("CartPole-v1"))
+
+gym.register("Third-v0", Third)
 options = dict(total_timesteps=256, num_envs=4, num_steps=32, rollout_workers=2, compile="off", progress=False)
 result = train(env=lambda: Half(gym.make("CartPole-v1")), **options)
 assert result.global_step == 256 and result.episode_return < 40, result
 result = train(env="mine:make", vec_env_mode="async", **options)
 assert result.global_step == 256, result
-print("both")
+result = train(env="Third-v0", **options)
+assert result.global_step == 256, result
+print("all three")
 """
 
 
 def test_envs_of_the_user_are_found_by_workers(tmp_path: Path) -> None:
-    """A lambda of the main script; a function of a module in the current folder, in processes of the worker's own."""
+    """A lambda of the main script; a function of a module in the current folder, in processes of the worker's own; an
+    id that the main script registers."""
     (tmp_path / "mine.py").write_text(OWN)
     (tmp_path / "script.py").write_text(SCRIPT)
     done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "both" in done.stdout
+    assert "all three" in done.stdout
 
 
 @pytest.mark.skipif(find_rom() is None, reason="the game file of Super Mario Bros. is not on this machine")

@@ -14,7 +14,7 @@ import torch
 from proxima import Trainer, load_config, train
 from proxima.errors import EnvFailure, NonFiniteError, UsageError
 from proxima.runs import checkpoint
-from proxima.training import remote
+from proxima.training import remote, rollout_worker, worker_pool
 from proxima.training.source import Share
 from tests import probes
 from tests.envs import toy_envs  # noqa: F401 - registers them
@@ -141,10 +141,58 @@ def test_lost_workers_change_nothing(case: str, caplog: pytest.LogCaptureFixture
 
 
 def test_a_worker_without_a_state_starts_new_episodes(caplog: pytest.LogCaptureFixture) -> None:
-    FakeCluster.losses = {4}
-    options = CASES["skips"] | {"rollout_workers": 2, "save_checkpoint": True}
-    trained("lossy", **options)
+    FakeCluster.losses = {4}  # the second worker, in the second rollout
+    trainer = Trainer(load_config(None, OPTIONS | CASES["skips"] | {"rollout_workers": 2}))
+    trainer.iterate()
+    assert trainer.source.restarted == []
+    carry = trainer.algorithm.learner.reward_normalizer.carry
+    carry.fill_(0.5)
+    forgotten: list[Any] = []
+    trainer.algorithm.learner.forget_episodes = forgotten.append  # type: ignore[method-assign]
+    trainer.iterate()
+    trainer.close()
     assert "a new one starts new episodes" in caplog.text
+    assert forgotten == [slice(2, 4)] == trainer.source.restarted  # of the worker that was lost
+
+
+def test_the_learner_forgets_the_episodes_of_envs_that_start_anew() -> None:
+    trainer = Trainer(load_config(None, OPTIONS | CASES["batch"]))
+    carry = trainer.algorithm.learner.reward_normalizer.carry.fill_(0.5)
+    trainer.algorithm.learner.forget_episodes(slice(1, 3))
+    trainer.close()
+    assert carry.tolist() == [0.5, 0.0, 0.0, 0.5]
+
+
+def test_a_new_worker_that_cannot_make_its_envs_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer(load_config(None, OPTIONS | CASES["batch"] | {"rollout_workers": 2}))
+    trainer.iterate()
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise UsageError("the simulator is not installed here")
+
+    monkeypatch.setattr(rollout_worker, "make_run_envs", broken)
+    FakeCluster.losses = {3}
+    with pytest.raises(UsageError, match="the simulator is not installed here"):
+        trainer.iterate()
+    trainer.close()
+
+
+def test_a_worker_that_has_started_is_not_replaced_for_being_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only one that waits for a CPU is started without."""
+    monkeypatch.setattr(worker_pool, "_REPLACEMENT_SECONDS", 0.0)
+    launched: list[float] = []
+    worker = worker_pool.Worker(0, Share(0, 4, 4), b"")
+    monkeypatch.setattr(worker, "launch", lambda cluster, cpus: launched.append(cpus))
+    monkeypatch.setattr(worker, "collect", lambda order: "again")
+    worker.built = worker.placed = object()
+    cluster = FakeCluster(None, cpus=1, rollout_bytes=1)
+    pool = worker_pool.WorkerPool(cluster, [worker], cpus=1.0, seed=0)
+    running: dict[Any, Any] = {"first": worker}
+    pool._make_do(running, None)  # it has started: the fake says that every answer is there
+    assert not launched and list(running) == ["first"]
+    monkeypatch.setattr(cluster, "wait", lambda references, timeout: [])
+    pool._make_do(running, None)
+    assert launched == [0.0] and list(running) == ["again"]
 
 
 def test_a_worker_that_is_lost_again_and_again_ends_the_run() -> None:

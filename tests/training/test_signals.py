@@ -16,7 +16,7 @@ from proxima.errors import ProximaError
 from proxima.runs import checkpoint
 from proxima.track.tracker import Tracker
 from proxima.training import trainer as trainer_module
-from proxima.training.signals import StopSignals
+from proxima.training.signals import Interrupted, StopSignals
 from proxima.training.trainer import Trainer
 from tests.training.runs import SMALL, flags, metrics, start, wait_for_checkpoint
 
@@ -108,7 +108,7 @@ with StopSignals() as signals:
 def test_what_nohup_ignores_stays_ignored() -> None:
     script = """
 import os, signal
-from proxima.training.signals import StopSignals
+from proxima.training.signals import Interrupted, StopSignals
 with StopSignals() as signals:
     signals.hear()
     os.kill(os.getpid(), signal.SIGHUP)
@@ -219,3 +219,12 @@ def test_a_handler_of_the_calling_program_is_kept() -> None:
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert heard == [signal.SIGUSR1]
+
+
+def test_a_second_signal_is_ignored_by_ranks() -> None:
+    """torchrun passes on the one that a scheduler may have sent to all processes."""
+    with StopSignals(is_patient=True) as signals:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            signals.hear()

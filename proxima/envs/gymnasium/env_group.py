@@ -126,9 +126,7 @@ class Recipe:
 
         spec = self.spec
         try:
-            if isinstance(spec.entry_point, str) and spec.entry_point.startswith("__main__:"):
-                spec = replace(spec, entry_point=load_env_creator(spec.entry_point))
-            return cloudpickle.dumps(replace(self, spec=spec))
+            return cloudpickle.dumps(replace(self, spec=_with_creator(spec)))
         except Exception as error:
             raise UsageError(
                 f"env {spec.id!r} cannot be sent to a worker process ({type(error).__name__}: {error}); use sync mode, "
@@ -152,6 +150,19 @@ class Recipe:
             if asks_to_stop(error) or isinstance(error, UsageError):
                 raise
             raise usage_error(self.spec, error) from error
+
+
+def _with_creator(spec: EnvSpec) -> EnvSpec:
+    """A spec that another process can use: with the class itself, if it is one of the main script."""
+    if isinstance(spec.entry_point, str) and spec.entry_point.startswith("__main__:"):
+        return replace(spec, entry_point=load_env_creator(spec.entry_point))
+    return spec
+
+
+def sendable_spec(env_id: str) -> EnvSpec | None:
+    """The spec of a Gymnasium id for another process, which may not have registered it; None for the user's own."""
+    spec = find_spec(env_id)
+    return None if isinstance(spec, OwnSpec) else _with_creator(spec)
 
 
 class Called(NamedTuple):
