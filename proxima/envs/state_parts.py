@@ -15,6 +15,8 @@ State = Any
 SHARED = frozenset({"hold", "network", "curriculum"})
 """Settings and weights. A curriculum that follows the success of all robots goes on with that of the first part."""
 TOTALS = frozenset({"failures", "restarts"})
+BY_TURN = frozenset({"frames"})
+"""Images of robots that take turns, stored by turn: they can be neither joined nor divided."""
 
 
 def join_states(states: Sequence[State]) -> State:
@@ -29,6 +31,7 @@ def join_states(states: Sequence[State]) -> State:
     joined = {}
     for key, value in first.items():
         found = [state[key] for state in states]
+        _check_key(key)
         if key in SHARED:
             joined[key] = value
         else:
@@ -47,6 +50,7 @@ def split_state(state: State, counts: Sequence[int]) -> list[State]:
         return [state] * len(counts)
     parts: list[dict[str, Any]] = [{} for _ in counts]
     for key, value in state.items():
+        _check_key(key)
         if key in SHARED:
             split = [value] * len(counts)
         elif _is_total(key, value):
@@ -56,6 +60,11 @@ def split_state(state: State, counts: Sequence[int]) -> list[State]:
         for part, own in zip(parts, split, strict=True):
             part[key] = own
     return parts
+
+
+def _check_key(key: str) -> None:
+    if key in BY_TURN:
+        raise ValueError("robots with cameras cannot be divided differently")
 
 
 def _is_total(key: str, value: Any) -> bool:

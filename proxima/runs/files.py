@@ -27,6 +27,17 @@ FORMAT_VERSION = 3
 _SEAL = "sealed: "  # the last line of the metadata: a checksum of everything before it
 
 
+def versions() -> dict[str, str]:
+    """Of Python and the packages that results depend on."""
+    return {
+        "proxima": proxima.__version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "gymnasium": gymnasium.__version__,
+    }
+
+
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
@@ -77,13 +88,7 @@ def _write(temporary: Path, files: Mapping[str, Any], metadata: Mapping[str, Any
         "format_version": FORMAT_VERSION,
         "saved_at": time.time(),
         **metadata,
-        "versions": {
-            "proxima": proxima.__version__,
-            "python": platform.python_version(),
-            "torch": str(torch.__version__),
-            "numpy": np.__version__,
-            "gymnasium": gymnasium.__version__,
-        },
+        "versions": versions(),
         "checksums": checksums,
     }
     text = yaml.safe_dump(document, sort_keys=False)

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-import proxima
 from proxima.algo.adam import FlatParameters
 from proxima.compiling import float32_by_default
 from proxima.config import Config
@@ -30,6 +29,7 @@ from proxima.data.rollout import Block, tensor_of
 from proxima.envs.action_hold import Hold
 from proxima.nets.policy import Policy
 from proxima.own_parts import give_parts
+from proxima.runs.files import versions
 from proxima.training.collector import Collector
 from proxima.training.setup import make_run_envs
 from proxima.training.source import EnvState, Share, Table
@@ -121,8 +121,7 @@ class RolloutWorker:
                 **given.options,
             )
         self._tensors = tensors_of(given.policy)
-        versions = {"proxima": proxima.__version__, "torch": torch.__version__}
-        return {"node": platform.node(), "pid": str(os.getpid()), **versions}
+        return {"node": platform.node(), "pid": str(os.getpid()), **versions()}
 
     def collect(self, weights: Arrays, noise: NDArray[np.float32], job: Job, *networks: tuple[str, Arrays]) -> Harvest:
         """One rollout with these weights of the policy, noise `[T, n, A]`, and networks for the envs."""

@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
-import proxima
 from proxima.errors import EnvFailure, UsageError
+from proxima.runs.files import versions
 from proxima.training.ray_cluster import Cluster, WorkerLost
 from proxima.training.rollout_worker import Harvest, Job, RolloutWorker, to_arrays, to_tensors
 from proxima.training.seeding import stream_seed
@@ -116,7 +114,7 @@ class WorkerPool:
     def _greet(self, worker: Worker) -> None:
         """Take the answer of `build`; say if the worker has other versions than the learner."""
         worker.about, worker.built = self.cluster.get(worker.built), None
-        about, ours = worker.about, {"proxima": proxima.__version__, "torch": torch.__version__}
+        about, ours = worker.about, versions()
         others = [f"{name} {about[name]} (here {version})" for name, version in ours.items() if about[name] != version]
         if others:
             log.warning("Rollout worker %d on %s has %s.", worker.index, about["node"], ", ".join(others))

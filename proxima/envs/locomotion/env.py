@@ -5,7 +5,6 @@ synchronisation.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -109,8 +108,7 @@ class Quadruped(EpisodicVecEnv):
         self._first_qpos = self._constant(self.model.qpos0).repeat(size, 1)
         self._first_qpos[:, 7:] = self._stance
         self._at_rest = torch.zeros_like(self.physics.qvel)
-        self._number = torch.arange(size, device=self.device)
-        """Of every robot, out of all robots."""
+        self._number = torch.arange(size, device=self.device)  # of every robot, out of all robots
         names = list(dict.fromkeys(self.terrain.kinds)) if self.terrain is not None else []
         self._kind_of_column = torch.tensor(
             [names.index(kind) for kind in self.terrain.kinds] if self.terrain is not None else [0], device=self.device
@@ -156,21 +154,8 @@ class Quadruped(EpisodicVecEnv):
     def become_part(self, first: int, total: int) -> None:
         """Be a part of a larger set of robots: their ground, and when they take images, follow from their numbers."""
         super().become_part(first, total)
-        self._number = self._number + first
-        if self.senses.frames is not None:
-            self.senses.frames.first_robot = first
-
-    def split_state(self, state: Any, counts: Sequence[int]) -> list[Any]:
-        """Not with a camera: the robots take turns, and their images are stored by turn."""
-        if self.senses.frames is not None and len(counts) > 1:
-            raise ValueError("robots with cameras cannot be divided differently")
-        return super().split_state(state, counts)
-
-    def join_states(self, states: Sequence[Any]) -> Any:
-        """Not with a camera."""
-        if self.senses.frames is not None and len(states) > 1:
-            raise ValueError("robots with cameras cannot be divided differently")
-        return super().join_states(states)
+        self._number = first + torch.arange(self.num_envs, device=self.device)
+        self.senses.set_first_robot(first)
 
     def reset(self, seed: int | None = None) -> Obs:
         """Start a new episode in every env."""
@@ -409,9 +394,8 @@ class Quadruped(EpisodicVecEnv):
         )
 
     def _tensors(self) -> dict[str, Tensor]:
-        others = {"episode": self._episode, "fell": self._fell, "failures": self._failures}
-        others["curriculum"] = self._by_success.table
-        return {**self._world, **others}
+        others = {"fell": self._fell, "failures": self._failures, "curriculum": self._by_success.table}
+        return {**self._world, "episode": self._episode, **others}
 
     def _set_tensors(self, tensors: dict[str, Tensor]) -> None:
         for name in self._world:

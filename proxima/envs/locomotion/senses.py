@@ -123,6 +123,11 @@ class Senses:
         if self.frames is not None:
             self.frames.clear(started)
 
+    def set_first_robot(self, first: int) -> None:
+        """Number of the first robot here, if others are elsewhere: it follows when it takes images."""
+        if self.frames is not None:
+            self.frames.first_robot = first
+
     def get_state(self) -> dict[str, Any]:
         """The images and what is yet to be seen, copied."""
         delay = {} if self.delay is None else {"delay": self.delay.get_state()}
