@@ -27,6 +27,10 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _TIMEOUT, _LAST_TIMEOUT = timedelta(minutes=30), timedelta(seconds=15)
 
 
+_broken: list[int] = []
+"""This rank, if its run has failed."""
+
+
 class LostRank(ProximaError):
     """Another rank has ended."""
 
@@ -92,6 +96,10 @@ class Ranks:
         _call(dist.broadcast_object_list, found, src=0)
         return found[0]
 
+    def abandon(self) -> None:
+        """The run is broken: this rank leaves without waiting for the others."""
+        _broken.append(self.rank)
+
     def copy_first(self, tensors: Iterable[Tensor]) -> None:
         """Make tensors equal to those of rank 0: other kinds of processors round differently."""
         if self.exchanges and self.size > 1:
@@ -135,8 +143,9 @@ def _last_words() -> Any:
 def _leave() -> None:
     """End torch.distributed once all ranks are done with it; a process that just exits may abort in its threads."""
     if dist.is_initialized():
-        with contextlib.suppress(RuntimeError):  # a rank is lost
-            dist.barrier(group=_last_words())
+        if not _broken:
+            with contextlib.suppress(RuntimeError):  # a rank is lost
+                dist.barrier(group=_last_words())
         dist.destroy_process_group()
 
 

@@ -158,6 +158,7 @@ class Trainer:
                 raise self._interrupted(getattr(stop, "signum", signal.SIGINT), boundary) from None
             except BaseException as error:
                 signals.defer()
+                self.ranks.abandon()
                 saved = self.saver.save(boundary, is_last=True, is_broken=True)
                 if isinstance(error, Exception):
                     raise
@@ -289,8 +290,9 @@ class Trainer:
         return error
 
     def _saved_text(self, boundary: saving.Boundary | None) -> str:
-        """Save the last iteration; returns where it is and how to continue, in words."""
+        """Save the last iteration of a broken run; returns where it is and how to continue, in words."""
         assert self.saver is not None
+        self.ranks.abandon()
         saved = self.saver.save(boundary, is_last=True, is_broken=True)
         if not self.ranks.is_first:
             return "rank 0 saves."

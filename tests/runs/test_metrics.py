@@ -12,7 +12,9 @@ from proxima.envs.contract import Mirror, Reflection
 from proxima.envs.mujoco.env import MujocoBatchEnv
 from proxima.runs.layout import METRICS
 from proxima.runs.metrics import TABLES, all_metrics, find_metric, tag, with_tables
+from proxima.training import remote
 from tests.envs.hidden_goal import HIDDEN_GOAL, saved, straight
+from tests.training.fake_cluster import FakeCluster
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 SMALL = {"num_envs": 2, "num_threads": 1, "compile": "off", "tensorboard": False, "quiet": True, "hidden_sizes": [8]}
@@ -38,6 +40,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "quadruped": PPO | {"env": "proxima/Quadruped-v0", "env_kwargs": {"ground": {"kind": "plane"}}},
     "own": PPO | {"env": "Hopper-v5", "log_info": ["x_velocity"], "extra_loss": small_actions},
     "muscles": PPO | {"env_file": "base_lonly", "env_kwargs": {"hidden_sizes": [4]}, "muscle_batch_size": 16},
+    "workers": PPO | {"env": "CartPole-v1", "rollout_workers": 2, "overlap": True},
 }
 TABLES_OF = {
     "PPO": {"progress", "speed", "learning", "PPO"},
@@ -50,6 +53,7 @@ TABLES_OF = {
     "quadruped": {"progress", "speed", "learning", "PPO"},
     "own": {"progress", "speed", "learning", "PPO"},
     "muscles": {"progress", "speed", "learning", "PPO", "muscles"},
+    "workers": {"progress", "speed", "learning", "PPO", "rollout workers"},
 }
 
 
@@ -62,6 +66,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     pendulum = Mirror({"obs": Reflection((0, 1, 2, 3), (-1,) * 4)}, action=Reflection((0,), (-1,)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MujocoBatchEnv, "mirror", pendulum)
+        patch.setattr(remote, "Cluster", FakeCluster)
         for kind, own in RUNS.items():
             options = own | teacher.get(kind, {})
             rows = (train(runs_dir=folder, name=kind, **options).run_dir / METRICS).read_text().splitlines()
