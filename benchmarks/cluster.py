@@ -15,6 +15,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,8 @@ if trainer.ranks.is_first:
     found = {"update_ms": 1000 * sorted(rows)[len(rows) // 2] / updates, "all_reduce_ms": 1000 * exchange}
     print(json.dumps(found | {"parameters": gradient.numel()}))
 trainer.close()
+from proxima.training.distributed import exit_rank
+exit_rank(0)
 """
 RANK_WORKS = {
     f"2x{width}, minibatch {size}": {
@@ -156,7 +159,7 @@ def rllib_python() -> str:
     return str(python)
 
 
-def measured(command: list[str], seconds: float) -> dict[str, Any]:
+def measured(command: list[str]) -> dict[str, Any]:
     start = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=900)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
@@ -170,7 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=15.0)
-    parser.add_argument("--only", choices=[*WAYS, "ranks"])
+    parser.add_argument("--only", choices=[*WAYS, "ranks", "model"])
     arguments = parser.parse_args()
     record: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout
@@ -186,7 +189,7 @@ def main() -> None:
                 own = {name: value for name, value in options.items() if name != "peer"}
                 python, script = (rllib_python(), RLLIB) if options.get("peer") else (sys.executable, OURS)
                 command = [python, "-c", script, json.dumps(own), str(arguments.seconds), str(ROOT)]
-                rounds[-1][way] = measured(command, arguments.seconds)
+                rounds[-1][way] = measured(command)
         record[work] = {**where, "rounds": rounds}
         RECORD.write_text(json.dumps(record, indent=1))
     if arguments.only in (None, "ranks"):
@@ -194,22 +197,27 @@ def main() -> None:
         for work, options in RANK_WORKS.items():
             for ranks in (1, 2):
                 print(f"ranks: {work}, {ranks}", flush=True)
-                script = ROOT / "benchmarks" / ".ranks.py"
+                script = Path(tempfile.gettempdir()) / "proxima_ranks.py"
                 script.write_text(RANKS)
                 start = (
                     [sys.executable] if ranks == 1 else [sys.executable, "-m", "torch.distributed.run", "--standalone"]
                 )
                 start += [] if ranks == 1 else ["--nproc-per-node", str(ranks)]
                 command = [*start, str(script), json.dumps(options), "8", str(ROOT)]
-                found[f"{work}, {ranks} ranks"] = measured(command, arguments.seconds)
+                found[f"{work}, {ranks} ranks"] = measured(command)
                 script.unlink()
         record["ranks"] = {**where, "found": found}
+        RECORD.write_text(json.dumps(record, indent=1))
+    if arguments.only in (None, "model"):
+        record["driver"] = {**where, **driver_costs()}
         RECORD.write_text(json.dumps(record, indent=1))
     for work in WAYS:
         if work in record:
             summarize(work, record[work]["rounds"])
     if "ranks" in record:
         summarize_ranks(record["ranks"]["found"])
+    if {"driver", *WAYS} <= record.keys():
+        model(record)
 
 
 def summarize(work: str, rounds: list[dict[str, Any]]) -> None:
@@ -239,6 +247,74 @@ def summarize_ranks(found: dict[str, Any]) -> None:
         ratio = one["update_ms"] / two["update_ms"]
         times = f"{one['update_ms']:.2f} | {two['update_ms']:.2f} | **{ratio:.2f}** | {two['all_reduce_ms']:.2f}"
         print(f"| {work} | {times} | {one['parameters']:,} |")
+
+
+# The cost model of cluster.md. GPU rows: H200, benchmarks/quadruped.md and one NCCL rank (cluster.md).
+ENVS = {"HalfCheetah-v5": 8, "an env of 5 ms": 8}
+STEPS = 128
+GPU_UPDATE = 0.0683 / 98_304  # seconds per sample: GRU 256, 5 epochs, rough 4096
+NETWORK = 1.25e9  # bytes per second: 10 Gbit/s
+GPU_ROWS = {4096: (0.168 + 0.0271, 0.0683), 16384: (0.3672 + 0.0735, 0.1952)}
+"""Robots per GPU: seconds of collection with advantages, and of the update with 20 minibatches."""
+RANK_OVERHEAD, GRADIENT_BYTES, LINK = 0.006, 4 * 406_177, 100e9
+
+
+def driver_costs() -> dict[str, float]:
+    """CPU time of the learner per rollout, measured with 1 to 8 workers: a constant, and so much per worker."""
+    script = """
+import json, statistics, sys, time
+from proxima import Trainer, load_config
+shared = {"env": "HalfCheetah-v5", "num_steps": 128, "preset": "none", "compile": "off", "total_timesteps": 10**9}
+found = {}
+for workers in (1, 2, 4, 8):
+    options = shared | {"num_envs": 8 * workers, "rollout_workers": workers, "quiet": True}
+    trainer = Trainer(load_config(None, options))
+    times = []
+    for _ in range(10):
+        start = time.process_time()
+        trainer.source.collect()
+        times.append(time.process_time() - start)
+    trainer.close()
+    found[workers] = statistics.median(times[2:])
+print(json.dumps(found))
+"""
+    found = {int(count): x for count, x in measured([sys.executable, "-c", script]).items()}
+    slope = (found[8] - found[2]) / 6
+    return {"per_worker": slope, "constant": max(0.0, found[2] - 2 * slope), **{str(k): x for k, x in found.items()}}
+
+
+def model(record: dict[str, Any]) -> None:
+    costs = record["driver"]
+    print(
+        "\n| env, learner | workers | samples | MB | collect (s) | learner: Ray, update (s) | steps/s | with overlap |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    rounds = {work: record[work]["rounds"] for work in WAYS}
+    one = {work: statistics.median(r["1 worker"]["collect_seconds"] for r in rounds[work]) for work in WAYS}
+    for (name, envs), (work, options) in zip(ENVS.items(), (("halfcheetah", CHEETAH), ("slow", SLOW)), strict=True):
+        size = options["num_envs"] * options["num_steps"]
+        env = one[work] / size
+        update = statistics.median(r["local"]["update_seconds"] for r in rounds[work]) / size
+        for learner, per_sample in ((f"{1e6 * update:.0f} us per sample", update), ("GPU", GPU_UPDATE)):
+            for workers in (16, 64, 256):
+                samples = workers * envs * STEPS
+                size_mb = samples * rounds[work][0]["local"]["bytes_per_step"] / 1e6
+                ray = costs["constant"] + workers * costs["per_worker"]
+                collect = envs * STEPS * env + ray + size_mb * 1e6 / NETWORK
+                learn = samples * per_sample
+                plain, overlapped = samples / (collect + learn), samples / max(collect, learn + ray)
+                row = f"{samples:,} | {size_mb:.1f} | {collect:.2f} | {ray:.2f}, {learn:.2f} | {plain:,.0f}"
+                print(f"| {name}, {learner} | {workers} | {row} | {overlapped:,.0f} |")
+    print("\n| GPUs | 4096 robots each: steps/s | hours to 15B | 16384 each: steps/s | hours to 15B |")
+    print("| --- | --- | --- | --- | --- |")
+    for gpus in (1, 2, 4, 8):
+        cells = []
+        for robots, (collect, update) in GPU_ROWS.items():
+            exchange = 20 * 2 * (gpus - 1) / gpus * GRADIENT_BYTES / LINK
+            seconds = collect + update + (RANK_OVERHEAD + exchange if gpus > 1 else 0.0)
+            speed = gpus * robots * 24 / seconds
+            cells += [f"{speed:,.0f}", f"{15e9 / speed / 3600:.1f}"]
+        print(f"| {gpus} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,12 @@ def main() -> int:
     _import_from_here()
     from proxima.cli import main as run
 
-    return run()
+    code = run()
+    if "proxima.training.distributed" in sys.modules:
+        from proxima.training.distributed import exit_rank
+
+        exit_rank(code)
+    return code
 
 
 if __name__ == "__main__":

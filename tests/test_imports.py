@@ -31,7 +31,7 @@ ALLOWED = {
     "report": FOUNDATION | {"runs", "evaluation"},
     "cli": {"*"},
     "__init__": {"*"},
-    "__main__": {"cli"},
+    "__main__": {"cli", "training"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 

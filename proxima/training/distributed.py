@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -147,6 +148,18 @@ def _leave() -> None:
             with contextlib.suppress(RuntimeError):  # a rank is lost
                 dist.barrier(group=_last_words())
         dist.destroy_process_group()
+
+
+def exit_rank(code: int) -> None:
+    """End this process, if it is one of several ranks, without the end of the interpreter.
+
+    With the threads of gloo, that aborts now and then, and torchrun would take a good run for a failed one.
+    """
+    if dist.is_initialized():
+        _leave()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 class _Named(logging.Filter):
