@@ -69,6 +69,7 @@ def snapshot(trainer: "Trainer") -> Boundary | None:
     files |= {f"{name}.pt": copies(net.state_dict()) for name, net in trainer.algorithm.networks.items()}
     if config.checkpoint.save_optimizer:
         state |= {"iteration": trainer.iteration, "examiner": trainer.examiner.get_state()}
+        state["processes"] = _processes(trainer)
         files |= own | {TRAINING_STATE: state}
     metadata = {
         "name": config.name,
@@ -89,6 +90,11 @@ def snapshot(trainer: "Trainer") -> Boundary | None:
         copied = torch.cuda.Event()
         copied.record()
     return {"iteration": trainer.iteration, "files": files, "metadata": metadata, "copied": copied, "share": share}
+
+
+def _processes(trainer: "Trainer") -> list[int]:
+    """Ranks, and parts that the envs are divided into: a resume with the same numbers has the same bits."""
+    return [trainer.ranks.size, max(trainer.ranks.size, trainer.config.cluster.rollout_workers)]
 
 
 def _num_bytes(state: Any) -> int:
@@ -120,6 +126,13 @@ def restore(trainer: "Trainer", path: Path) -> None:
     if not source.in_old_episodes:
         different.append(f"{path} has no state that fits these envs; new episodes")
     trainer.notices += [f"This resume is not exact: {what}." for what in different]
+    before, now = state.get("processes"), _processes(trainer)
+    if before is not None and before != now and not different:
+        divided = [f"{ranks} rank{'s' * (ranks > 1)} with {workers} vector envs" for ranks, workers in (before, now)]
+        trainer.notices.append(
+            f"The same episodes go on, but not to the bit: they were divided among {divided[0]}, now among "
+            f"{divided[1]}, and products of other numbers of rows are rounded differently."
+        )
     progress = min(1.0, source.global_step / config.run.total_timesteps)
     trainer.notices += trainer.parts.hold_schedule.changed_by_resume(Hold(**saved.hold), progress)
     trainer.notices += algorithm.changed_by_resume(progress)
@@ -204,7 +217,7 @@ class Saver:
         if not ranks.is_first:
             return None
         if found is not None and {iteration for iteration, _, _ in found} == {boundary["iteration"]}:
-            own = {name: state[name] for name in ("iteration", "examiner")}
+            own = {name: state[name] for name in ("iteration", "examiner", "processes")}
             state = join_ranks([one for _, one, _ in found], [count for _, _, count in found]) | own
         else:
             log.warning("The envs of other ranks could not be saved: a resume will start new episodes.")

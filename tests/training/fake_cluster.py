@@ -74,6 +74,7 @@ class FakeCluster:
         actor.is_lost = True
 
     def put(self, value: Any) -> Reference:
+        FakeCluster.calls.append("put")
         return Reference(lambda: value)
 
     def wait(self, references: list[Reference], timeout: float | None) -> list[Reference]:

@@ -14,7 +14,8 @@ import torch
 from proxima import Trainer, load_config, train
 from proxima.errors import EnvFailure, NonFiniteError, UsageError
 from proxima.runs import checkpoint
-from proxima.training import remote, rollout_worker, worker_pool
+from proxima.track.progress import summary
+from proxima.training import ray_cluster, remote, rollout_worker, worker_pool
 from proxima.training.source import Share
 from tests import probes
 from tests.envs import toy_envs  # noqa: F401 - registers them
@@ -229,6 +230,8 @@ def test_a_resume_may_have_another_number_of_workers(
         trainer = Trainer(config)
         trainer.restore(cut)
         assert not any("not exact" in notice for notice in trainer.notices)
+        is_told = any("The same episodes go on, but not to the bit" in notice for notice in trainer.notices)
+        assert is_told == (max(1, workers) != max(1, before))
         rollouts.append(trainer.source.collect())
         trainer.close()
     for name in ("action", "reward"):
@@ -298,6 +301,30 @@ def test_what_does_not_work_with_workers_is_said() -> None:
     }.items():
         with pytest.raises(UsageError, match=text):
             Trainer(load_config(None, OPTIONS | options))
+
+
+def test_nothing_is_sent_per_step() -> None:
+    """A rollout is one call per worker, with weights that are stored once for all of them."""
+    trainer = Trainer(load_config(None, OPTIONS | CASES["batch"] | {"rollout_workers": 3}))
+    FakeCluster.calls = []
+    for _ in range(2):
+        trainer.iterate()
+    trainer.close()
+    assert FakeCluster.calls == ["put", *["collect"] * 3] * 2
+
+
+def test_without_ray_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "Cluster", ray_cluster.Cluster)
+    monkeypatch.setattr(ray_cluster.importlib.util, "find_spec", lambda name: None)
+    text = r'^rollout_workers need Ray, which is not installed: pip install "proxima-rl\[ray\]".$'
+    with pytest.raises(UsageError, match=text):
+        Trainer(load_config(None, OPTIONS | {"env": "CartPole-v1", "rollout_workers": 2}))
+
+
+def test_the_progress_line_shows_the_workers() -> None:
+    metrics = {"steps_per_second": 1000.0, "episode_return": 1.0, "rollout_workers": 8}
+    line = summary(metrics | {"worker_steps_per_second": 41_000.0, "learner_wait": 0.62})
+    assert line.endswith("8 workers 41,000 steps/s, learner waits 62%")
 
 
 def test_calls_reach_the_envs_of_all_workers() -> None:
