@@ -37,7 +37,7 @@ _COMMON_OPTIONS = {
         "lr_schedule",
     ),
     *("num_steps", "minibatch_size", "update_epochs", "gamma", "entropy_coef", "hidden_sizes", "rnn", "teacher"),
-    *("init_from", "wandb", "loggers", "log_info"),
+    *("init_from", "wandb", "loggers", "log_info", "rollout_workers", "ray_address"),
     *("eval_every", "record_every", "checkpoint_minutes", "auto_resume", "quiet"),
 }
 
