@@ -25,7 +25,7 @@ from proxima.training.source import Share
 # Set by torchrun, and by Kubernetes' and Slurm's ways to start PyTorch without it.
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # A rank that ended is noticed at once; this is for one that hangs, and longer than any evaluation on rank 0.
-_TIMEOUT, _LAST_TIMEOUT = timedelta(minutes=30), timedelta(seconds=15)
+_TIMEOUT, _LAST_TIMEOUT, _ANSWER = timedelta(minutes=30), timedelta(seconds=15), timedelta(seconds=3)
 
 
 _broken: list[int] = []
@@ -75,12 +75,12 @@ class Ranks:
         _call(dist.all_gather_object, found, value)
         return found
 
-    def gather_first(self, value: Any) -> list[Any] | None:
-        """The values that all ranks give, on rank 0; None on the others."""
+    def gather_first(self, value: Any, *, to: int = 0) -> list[Any] | None:
+        """The values that all ranks give, on rank 0, or on rank `to`; None on the others."""
         if not self.exchanges:
             return [value]
-        found: list[Any] | None = [None] * self.size if self.is_first else None
-        _call(dist.gather_object, value, found, dst=0)
+        found: list[Any] | None = [None] * self.size if self.rank == to else None
+        _call(dist.gather_object, value, found, dst=to)
         return found
 
     def gather_last(self, value: Any) -> list[Any] | None:
@@ -96,6 +96,21 @@ class Ranks:
         found = [value]
         _call(dist.broadcast_object_list, found, src=0)
         return found[0]
+
+    @property
+    def is_deputy(self) -> bool:
+        """Whether this rank saves if rank 0 is lost."""
+        return self.rank == 1
+
+    def takes_over(self) -> bool:
+        """Whether this is the rank that has to save, after one was lost: rank 0, or its deputy if that was rank 0."""
+        store = dist.distributed_c10d._get_default_store()
+        with contextlib.suppress(RuntimeError):  # of a launcher other than torchrun, the store may be gone with rank 0
+            store.set(f"rank {self.rank} saves", "")
+            if self.is_deputy:
+                store.wait(["rank 0 saves"], _ANSWER)
+                return False
+        return self.is_first or self.is_deputy
 
     def abandon(self) -> None:
         """The run is broken: this rank leaves without waiting for the others."""

@@ -49,7 +49,7 @@ def snapshot(trainer: "Trainer") -> Boundary | None:
     """A copy of everything that a checkpoint holds, on the devices where it is; None if this rank saves none.
 
     It is taken in every iteration, and so must not wait for a GPU. Of several ranks, rank 0 gets the envs of all where
-    these are small (not of thousands of robots): if a rank is lost, it can save without the others.
+    these are small (not of thousands of robots), and so does rank 1: if a rank is lost, one of them can save.
     """
     config, source, ranks, share = trainer.config, trainer.source, trainer.ranks, None
     if not config.checkpoint.save_checkpoint:
@@ -59,11 +59,12 @@ def snapshot(trainer: "Trainer") -> Boundary | None:
         if trainer.gathers_states is None:
             trainer.gathers_states = max(ranks.gather(_num_bytes(state))) <= _GATHERED_BYTES
         if trainer.gathers_states:
-            found = ranks.gather_first((tree_map_only(Tensor, Tensor.cpu, state), source.share.count))
+            given = (tree_map_only(Tensor, Tensor.cpu, state), source.share.count)
+            found = [ranks.gather_first(given, to=rank) for rank in (0, 1)][min(1, ranks.rank)]
             state = state if found is None else join_ranks(*zip(*found, strict=True))
         else:
             share = source.share
-    if share is None and not ranks.is_first:
+    if share is None and not ranks.is_first and not ranks.is_deputy:
         return None
     files: dict[str, Any] = {AGENT: copies(trainer.policy.state_dict())}
     files |= {f"{name}.pt": copies(net.state_dict()) for name, net in trainer.algorithm.networks.items()}
@@ -148,11 +149,14 @@ def _text(value: Any) -> str | None:
 class Saver:
     """Saves the checkpoints of one run folder, in the background or at once; at most one at a time.
 
-    Of several ranks, rank 0 writes, and all call the same methods, since their states may have to be joined.
+    Of several ranks, rank 0 writes, and all call the same methods, since their states may have to be joined. Rank 1
+    has the last iteration too, and writes it if rank 0 is lost (`takes_over`).
     """
 
     def __init__(self, config: Config, run_dir: Path, ranks: Ranks | None = None):
         self._config, self._run_dir, self._ranks = config, run_dir, ranks or Ranks()
+        self.writes = self._ranks.is_first
+        """Whether this rank writes checkpoints."""
         self._joined: tuple[int, Boundary | None] | None = None
         """The last iteration whose states were joined, and the result; None on the other ranks."""
         self.last: Path | None = None
@@ -178,7 +182,7 @@ class Saver:
                 self._run_dir,
             )
         boundary = self._join(boundary)
-        if boundary is not None and boundary["iteration"] != self.iteration:
+        if self.writes and boundary is not None and boundary["iteration"] != self.iteration:
             self._writing = _Background(self._try_to_write, on_host(boundary))
 
     def save(self, boundary: Boundary | None, *, is_last: bool = False, is_broken: bool = False) -> Path | None:
@@ -191,7 +195,7 @@ class Saver:
             self.wait()
         finally:  # whatever became of the other one
             boundary = self._join(boundary, is_broken=is_broken)
-            if boundary is not None and boundary["iteration"] != self.iteration:
+            if self.writes and boundary is not None and boundary["iteration"] != self.iteration:
                 self._try_to_write(on_host(boundary), pauses=_LAST_SAVE_PAUSES if is_last else ())
         return self.last
 

@@ -152,6 +152,7 @@ class Trainer:
                     self.saver.save(boundary, is_last=True)
             except LostRank as lost:
                 signals.defer()
+                self.saver.writes = self.ranks.takes_over()
                 raise ProximaError(f"{lost}; {self._saved_text(boundary)}") from None
             except (Interrupted, KeyboardInterrupt) as stop:  # an env can raise the latter; a real Ctrl-C is the former
                 signals.defer()
@@ -294,7 +295,7 @@ class Trainer:
         assert self.saver is not None
         self.ranks.abandon()
         saved = self.saver.save(boundary, is_last=True, is_broken=True)
-        if not self.ranks.is_first:
+        if not self.saver.writes:
             return "rank 0 saves."
         if saved is None:
             return "nothing was saved."
