@@ -118,9 +118,16 @@ class Ranks:
 
     def copy_first(self, tensors: Iterable[Tensor]) -> None:
         """Make tensors equal to those of rank 0: other kinds of processors round differently."""
-        if self.exchanges and self.size > 1:
-            for x in tensors:
-                _call(dist.broadcast, x, src=0)
+        if not self.exchanges or self.size == 1:
+            return
+        kinds: dict[torch.dtype, list[Tensor]] = {}
+        for x in tensors:
+            kinds.setdefault(x.dtype, []).append(x)
+        for alike in kinds.values():  # one exchange per kind: its latency counts, not its size
+            flat = torch.cat([x.flatten() for x in alike])
+            _call(dist.broadcast, flat, src=0)
+            for x, part in zip(alike, flat.split([x.numel() for x in alike]), strict=True):
+                x.copy_(part.view(x.shape))
 
 
 def _call(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
