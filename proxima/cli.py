@@ -97,8 +97,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print_error(message: str) -> None:
+    rank = os.environ.get("RANK", "0") if "WORLD_SIZE" in os.environ else "0"
+    name = "proxima" if rank == "0" else f"proxima, rank {rank}"
     with contextlib.suppress(OSError):  # the terminal may be closed
-        print(f"proxima: {message}", file=sys.stderr)
+        print(f"{name}: {message}", file=sys.stderr)
 
 
 def _raise_on_interrupt() -> None:
@@ -152,6 +154,8 @@ def _parser(*, all_help: bool = False) -> Parser:
     resume = add("resume", _train, "continue a run from its newest checkpoint")
     resume.add_argument("resume_from", metavar="path", help="run folder or checkpoint folder")
     resume.add_argument("--total-timesteps", metavar="N", default=argparse.SUPPRESS, help="new total of env steps")
+    resume.add_argument("--rollout-workers", metavar="N", default=argparse.SUPPRESS, help="new number of Ray workers")
+    resume.add_argument("--ray-address", metavar="ADDRESS", default=argparse.SUPPRESS, help="Ray cluster to connect to")
     resume.set_defaults(config=None)
 
     evaluate = add("evaluate", _evaluate, "run episodes of a trained policy")
@@ -288,6 +292,7 @@ def _train(arguments: argparse.Namespace) -> int:
     from proxima.machine import keep_freed_memory
     from proxima.text import number
     from proxima.track.progress import log_handler, make_console
+    from proxima.training.distributed import this_rank
     from proxima.training.train import train
 
     keep_freed_memory()
@@ -304,7 +309,8 @@ def _train(arguments: argparse.Namespace) -> int:
     if result.checkpoint is not None:
         print(f"evaluate     {folder}proxima evaluate {shlex.quote(str(result.checkpoint))}")
     if result.checkpoint is not None and result.config.checkpoint.save_optimizer:
-        print(f"resume       {folder}proxima resume {run_dir} --total-timesteps {2 * result.global_step}")
+        command = f"{folder}proxima" if not (start := this_rank().launcher) else f"{folder}{start}proxima"
+        print(f"resume       {command} resume {run_dir} --total-timesteps {2 * result.global_step}")
     if result.config.track.tensorboard:
         print(f"TensorBoard  {folder}tensorboard --logdir {shlex.quote(str(result.run_dir.parent))}")
     return 0

@@ -10,6 +10,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 
 from proxima.algo.adam import AdamState
 from proxima.compiling import report_failure
+from proxima.errors import ProximaError
 
 Gather = Callable[[Any, Tensor], list[Any]]
 """(all data, index `[B]` of a minibatch) -> its parts, one per accumulated gradient."""
@@ -86,6 +87,8 @@ class Epochs:
             return self._fast(state, learning_rate, data, order)
         try:
             result = self._fast(state, learning_rate, data, order)
+        except ProximaError:  # another rank is lost
+            raise
         except Exception as error:  # the compiler and the toolchain raise all kinds of exceptions
             report_failure("learner", error)
             self.compiled = False
@@ -135,6 +138,10 @@ class Epochs:
         assert self._exchange is not None
         outside, total = self._gather_outside == "always", learning_rate.new_zeros(self._num_metrics)
         sums, finish = self._compiled(self._sums_of_parts if outside else self._sums), self._compiled(self._finish)
+        if order.shape not in self._worked:  # if compilation fails, it must be before the first exchange
+            trial, index = AdamState(*(x.clone() for x in state)), order[0]
+            vector = sums(trial, self._take(data, index)) if outside else sums(trial, data, index)
+            finish(trial, learning_rate, vector, total.clone())
         for index in order:
             vector = sums(state, self._take(data, index)) if outside else sums(state, data, index)
             finish(state, learning_rate, self._exchange.exchange(vector), total)

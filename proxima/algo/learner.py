@@ -179,22 +179,22 @@ class Learner(ABC):
 
     def _finish(self, state: AdamState, learning_rate: Tensor, sums: Tensor) -> tuple[AdamState, Tensor]:
         """The optimizer step, given the `_sums` over all ranks."""
-        gradient, terms = (sums[:-1] / sums[-1]).split([state.param.numel(), len(self.loss_terms)])
+        gradient, terms = (sums[:-1] / sums[-1].clamp(min=1.0)).split([state.param.numel(), len(self.loss_terms)])
         return self._apply(state, learning_rate, gradient, terms)
 
     def _mean_gradient(self, state: AdamState, parts: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor | int]:
         """Gradient `[P]` and loss terms `[K]`, means over the samples of the parts, and the number of samples."""
         counts = [self.count(part) for part in parts]
-        total = sum(counts)
+        total = count = sum(counts)
         if isinstance(total, Tensor):
             total = total.clamp(min=1.0)  # of rows that the env skipped, none is left
         gradient, terms = self._gradient(state, parts[0])
         if len(parts) > 1:
             gradient, terms = gradient * (counts[0] / total), terms * (counts[0] / total)
-            for part, count in zip(parts[1:], counts[1:], strict=True):
+            for part, own in zip(parts[1:], counts[1:], strict=True):
                 part_gradient, part_terms = self._gradient(state, part)
-                gradient, terms = gradient + count / total * part_gradient, terms + count / total * part_terms
-        return gradient, terms, total
+                gradient, terms = gradient + own / total * part_gradient, terms + own / total * part_terms
+        return gradient, terms, count
 
     def _apply(
         self, state: AdamState, learning_rate: Tensor, gradient: Tensor, terms: Tensor

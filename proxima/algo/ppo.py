@@ -187,9 +187,9 @@ class PPOLearner(Learner):
         """Advantages normalised over the minibatches of all ranks, of which `orders` `[M, B]` has this rank's parts."""
         if self.config.ppo.normalize_advantage != "minibatch":
             return rows
-        parts = [
-            part for order in orders for part in order.tensor_split(self.config.optimizer.gradient_accumulation, 1)
-        ]
+        # Part by part, so that all ranks exchange the sums of minibatches in one order, however they are stacked.
+        count = self.config.optimizer.gradient_accumulation
+        parts = [order.tensor_split(count, 1)[part] for part in range(count) for order in orders]
         places = [self.layout.rows(part.flatten()).view(self.layout.length, *part.shape) for part in parts]  # [L, M, B]
         weights = [self._weights(rows, part, place) for part, place in zip(parts, places, strict=True)]
         advantage = [rows.advantage[place] for place in places]

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,10 +25,11 @@ from proxima.training.source import Share
 
 # Set by torchrun, and by Kubernetes' and Slurm's ways to start PyTorch without it.
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# A rank that ended is noticed at once; this is for one that hangs, and longer than any evaluation on rank 0.
+# A rank that ended is noticed at once; this is for one that hangs. An evaluation on rank 0 must not take longer.
 _TIMEOUT, _LAST_TIMEOUT, _ANSWER = timedelta(minutes=30), timedelta(seconds=15), timedelta(seconds=3)
 
 
+log = logging.getLogger("proxima")
 _broken: list[int] = []
 """This rank, if its run has failed."""
 
@@ -47,6 +49,14 @@ class Ranks:
     local_size: int = 1
     exchanges: bool = False
     """Whether torch.distributed is used: with torchrun, also for one rank."""
+
+    @property
+    def launcher(self) -> str:
+        """What to put before `proxima resume` to continue with as many ranks."""
+        if not self.exchanges:
+            return ""
+        several = "" if self.size == self.local_size else "... "  # the options for several machines
+        return f"torchrun --nproc-per-node {self.local_size} {several}-m "
 
     @property
     def is_first(self) -> bool:
@@ -104,17 +114,18 @@ class Ranks:
 
     def takes_over(self) -> bool:
         """Whether this is the rank that has to save, after one was lost: rank 0, or its deputy if that was rank 0."""
-        store = dist.distributed_c10d._get_default_store()
-        with contextlib.suppress(RuntimeError):  # of a launcher other than torchrun, the store may be gone with rank 0
-            store.set(f"rank {self.rank} saves", "")
-            if self.is_deputy:
-                store.wait(["rank 0 saves"], _ANSWER)
+        if self.is_deputy:
+            with contextlib.suppress(RuntimeError):  # it does not: or, not with torchrun, the store is gone with it
+                dist.distributed_c10d._get_default_store().wait(["rank 0 saves"], _ANSWER)
                 return False
         return self.is_first or self.is_deputy
 
     def abandon(self) -> None:
-        """The run is broken: this rank leaves without waiting for the others."""
+        """The run is broken: this rank leaves without waiting for the others. Rank 0 says that it saves."""
         _broken.append(self.rank)
+        if self.exchanges and self.is_first:
+            with contextlib.suppress(RuntimeError):
+                dist.distributed_c10d._get_default_store().set("rank 0 saves", "")
 
     def copy_first(self, tensors: Iterable[Tensor]) -> None:
         """Make tensors equal to those of rank 0: other kinds of processors round differently."""
@@ -134,7 +145,8 @@ def _call(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Non
     try:
         function(*arguments, **keywords)
     except RuntimeError as error:  # what torch.distributed raises is derived from it
-        raise LostRank(f"another rank ended or does not answer ({first_line(error)})") from error
+        log.debug("%s", error)
+        raise LostRank("another rank ended or does not answer") from error
 
 
 @cache
@@ -149,7 +161,19 @@ def this_rank() -> Ranks:
     if not dist.is_initialized():
         # Several ranks on one GPU cannot use NCCL.
         on_gpus = dist.is_nccl_available() and local_size <= torch.cuda.device_count()
-        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout=_TIMEOUT)
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        notice = threading.Timer(10.0, log.warning, ["Rank %d waits for the others at %s.", rank, place])
+        notice.daemon = True
+        notice.start()
+        try:
+            dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout=_TIMEOUT)
+        except (ValueError, RuntimeError, OSError) as error:
+            raise UsageError(
+                f"the {size} ranks cannot meet at {place} ({first_line(error)}): start them with torchrun, or unset "
+                f"{', '.join(_VARIABLES)}."
+            ) from error
+        finally:
+            notice.cancel()
         _last_words()
         atexit.register(_leave)
     if rank:

@@ -2,14 +2,16 @@
 
 import importlib.util
 import os
+import signal
 import socket
+import threading
 from typing import Any
 
 from proxima.errors import ProximaError, UsageError, first_line
 from proxima.machine import available_cores
 
 # Object store of a Ray that is started here: room for some rollouts, whose memory is only used when it is needed.
-_LEAST_STORE, _STORED_ROLLOUTS = 256 * 2**20, 6
+_LEAST_STORE, _STORED_ROLLOUTS = 256 * 2**20, 12
 _ANSWER_SECONDS = 10.0
 
 
@@ -38,11 +40,16 @@ class Cluster:
             store = max(_LEAST_STORE, _STORED_ROLLOUTS * rollout_bytes)
             options |= {"num_cpus": max(available_cores(), int(cpus + 1)), "include_dashboard": False}
             options |= {"object_store_memory": store}
+        in_main = threading.current_thread() is threading.main_thread()
+        before = signal.getsignal(signal.SIGTERM) if in_main else None
         try:
             ray.init(**options, log_to_driver=False, configure_logging=False)
         except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
             what = "Ray cannot be started here" if address == "local" else f"no Ray cluster answers at {address!r}"
             raise UsageError(f"{what} ({first_line(error)}): check --ray-address and `ray status`.") from error
+        finally:
+            if in_main and before is not None:
+                signal.signal(signal.SIGTERM, before)  # Ray's own handler exits without a word, with another code
 
     def start(self, actor: type, cpus: float) -> Any:
         """A new actor on some machine that has as many free CPUs; it may have to wait for them."""

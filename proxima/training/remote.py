@@ -95,6 +95,7 @@ class RemoteSource(Source):
             workers = [Worker(i, part, self._assignment(part)) for i, part in enumerate(shares)]
             self._pool = WorkerPool(self._cluster, workers, cpus=self._cpus, seed=env_seed)
             self._pool.start()
+            self._ended_at = time.perf_counter()
         except BaseException:
             self._cluster.close()
             raise
@@ -136,7 +137,9 @@ class RemoteSource(Source):
         start, harvests = time.perf_counter(), {}
         for worker, harvest in self._pool.harvest(running.order, running.answers):
             self.rollout.put_block(harvest.block, worker.share.first - self.share.first)
-            harvests[worker.index] = dataclasses.replace(harvest, block={})
+            # Without what is in Ray's store, which would stay there.
+            empty = EnvState({}, [], None)
+            harvests[worker.index] = dataclasses.replace(harvest, block={}, state=empty, ended=harvest.ended.copy())
         shares, self._pool.restarted = self._pool.restarted, []
         starts = [share.first - self.share.first for share in shares]
         self.restarted = [slice(start, start + share.count) for start, share in zip(starts, shares, strict=True)]
@@ -145,14 +148,19 @@ class RemoteSource(Source):
         self._harvests = [harvests[worker.index] for worker in self._workers]
         self.no_toolchain |= any(harvest.no_toolchain for harvest in self._harvests)
         if self.overlap:
-            self._begin(lag=1)
+            self._begin(lag=1, is_ahead=True)
         return in_order([harvest.ended for harvest in self._harvests])
 
-    def _begin(self, content: dict[str, Any] | None = None, *, lag: int) -> None:
+    def _begin(self, content: dict[str, Any] | None = None, *, lag: int, is_ahead: bool = False) -> None:
         """Ask every worker for its part of the next rollout, with the current weights or those of a checkpoint."""
         if content is None:
             weights = {name: x.detach().numpy(force=True) for name, x in tensors_of(self.policy).items()}
             content = {"weights": weights, "networks": dict(self._networks), "hold": self.hold.to_dict()}
+        counts = [self.global_step, self.policy_steps]
+        if is_ahead:  # the rollout that is being returned is not counted yet
+            share, rollout = self.share, self.rollout
+            counts[0] += rollout.num_env_steps * share.total // share.count
+            counts[1] += rollout.num_steps * share.total
         self._before = self.generator.get_state()
         noise = self.draw_noise(self._noise).cpu()
         starts = [worker.share.first - self.share.first for worker in self._workers]
@@ -162,7 +170,7 @@ class RemoteSource(Source):
         order = Order(
             weights=self._cluster.put(content["weights"]),
             noise=[part.contiguous().numpy() for part in parts],
-            job=Job(Hold(**content["hold"]), self.global_step, self.policy_steps, self.obstacle is None),
+            job=Job(Hold(**content["hold"]), counts[0], counts[1], self.obstacle is None),
             networks=[self._cluster.put(item) for item in content["networks"].items()],
         )
         # Copies, since the learner changes its weights in place.
@@ -189,7 +197,7 @@ class RemoteSource(Source):
         except WorkerLost as lost:
             raise EnvFailure(f"{method} of the envs: a rollout worker was lost ({lost}).") from None
         for worker in self._workers:
-            worker.state = None  # asked for when it is needed
+            worker.state = to_tensors(self._pool.ask_one(worker, "get_state", self.obstacle is None))
         return [one for result in results for one in result] if isinstance(results[0], list) else results
 
     def report(self) -> tuple[dict[str, float], dict[str, int], int]:
@@ -220,7 +228,8 @@ class RemoteSource(Source):
 
     def text(self) -> str:
         """Also the workers."""
-        return f"{super().text()}{len(self._workers)} rollout workers, "
+        workers = self._config.cluster.rollout_workers
+        return f"{super().text()}{workers} rollout worker{'s' * (workers > 1)}, "
 
     def wants_checkpoint(self) -> bool:
         """After a worker of any rank was lost: a machine may be about to go, and others with it."""
@@ -238,7 +247,7 @@ class RemoteSource(Source):
         """What the workers returned last: nothing has to be asked of them, whatever happened to them since."""
         for worker in self._workers:
             if worker.state is None:
-                worker.state = to_tensors(self._cluster.get(worker.actor.get_state.remote(self.obstacle is None)))
+                worker.state = to_tensors(self._pool.ask_one(worker, "get_state", self.obstacle is None))
         states = [worker.state for worker in self._workers if worker.state is not None]
         return EnvState(
             {key: torch.cat([state.obs[key] for state in states]) for key in states[0].obs},
@@ -258,8 +267,7 @@ class RemoteSource(Source):
         except NotPlain as error:
             log.warning("The envs' state cannot be divided among the workers: %s.", error)
             return False
-        calls = [worker.actor.set_state.remote(to_arrays(worker.state)) for worker in self._workers]
-        fits = [self._cluster.get(call) for call in calls]
+        fits = [self._pool.ask_one(worker, "set_state", to_arrays(worker.state)) for worker in self._workers]
         return all(fits)
 
     def reset_envs(self, seed: int) -> None:

@@ -94,8 +94,13 @@ def snapshot(trainer: "Trainer") -> Boundary | None:
 
 
 def _processes(trainer: "Trainer") -> list[int]:
+    """Ranks and rollout workers."""
+    return [trainer.ranks.size, trainer.config.cluster.rollout_workers]
+
+
+def _parts(ranks: int, workers: int) -> tuple[int, int]:
     """Ranks, and parts that the envs are divided into: a resume with the same numbers has the same bits."""
-    return [trainer.ranks.size, max(trainer.ranks.size, trainer.config.cluster.rollout_workers)]
+    return ranks, max(ranks, workers)
 
 
 def _num_bytes(state: Any) -> int:
@@ -128,11 +133,12 @@ def restore(trainer: "Trainer", path: Path) -> None:
         different.append(f"{path} has no state that fits these envs; new episodes")
     trainer.notices += [f"This resume is not exact: {what}." for what in different]
     before, now = state.get("processes"), _processes(trainer)
-    if before is not None and before != now and not different:
-        divided = [f"{ranks} rank{'s' * (ranks > 1)} with {workers} vector envs" for ranks, workers in (before, now)]
+    if before is not None and not different and _parts(*before) != _parts(*now):
+        said, done = (
+            f"{ranks} rank{'s' * (ranks > 1)} and {workers} rollout workers" for ranks, workers in (before, now)
+        )
         trainer.notices.append(
-            f"The same episodes go on, but not to the bit: they were divided among {divided[0]}, now among "
-            f"{divided[1]}, and products of other numbers of rows are rounded differently."
+            f"Saved with {said}, resumed with {done}: the same episodes go on, but rounding differs."
         )
     progress = min(1.0, source.global_step / config.run.total_timesteps)
     trainer.notices += trainer.parts.hold_schedule.changed_by_resume(Hold(**saved.hold), progress)

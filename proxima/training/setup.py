@@ -96,6 +96,8 @@ def build_parts(config: Config, ranks: Ranks | None = None) -> Parts:
         threads = choose_threads(config, images=images, cores=cores)
         if wish is not None and wish > threads.learn:
             notices.append(f"num_threads is {wish}, but there are {threads.learn} cores: {threads.learn} are used.")
+        if config.cluster.ray_address is not None and not config.cluster.rollout_workers:
+            notices.append("ray_address has no effect without rollout_workers: the envs are in this process.")
         schedule = HoldSchedule(config, env.step_seconds)
         return Parts(config, env, ranks, share, spec, device, threads, schedule, traits, chosen, notices)
     except BaseException:
@@ -143,11 +145,11 @@ def check_numbers(config: Config, ranks: Ranks) -> None:
 def check_minibatches(config: Config, ranks: Ranks) -> None:
     """Raise a UsageError if a rank would have no part of some minibatches."""
     envs, steps = min(ranks.peers(config.env.num_envs).num_envs), config.ppo.num_steps
-    sequences = envs * -(-steps // config.sequence_length)
-    if sequences < config.num_minibatches:
+    sequences, parts = envs * -(-steps // config.sequence_length), config.optimizer.gradient_accumulation
+    if ranks.size > 1 and sequences // config.num_updates < parts:
         raise UsageError(
             f"minibatch_size is {config.algorithm.minibatch_size}, but each of the {ranks.size} ranks has a part of "
-            f"every minibatch, and one has {sequences} samples for {config.num_minibatches} of them: raise it."
+            f"every minibatch, and one has {sequences} samples for {config.num_updates * parts} of them: raise it."
         )
     tuples, size = -(-config.rollout_size // config.muscle.muscle_batch_size), config.muscle.muscle_batch_size
     if config.algorithm.algorithm == "PPO+muscle" and envs * steps < tuples:
@@ -187,7 +189,8 @@ def choose_device(config: Config, *, images: bool, ranks: Ranks | None = None) -
     """The device of the options, if it exists; auto is a GPU for images, else the CPU. Each rank has its own GPU."""
     device = _choose_device(config, images=images)
     if ranks is not None and ranks.exchanges and device.type == "cuda":
-        device = torch.device("cuda", ranks.local_rank % torch.cuda.device_count())
+        if ranks.local_size > 1 or device.index is None:
+            device = torch.device("cuda", ranks.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
     return device
 

@@ -301,9 +301,7 @@ class Trainer:
             return "nothing was saved."
         if not self.config.checkpoint.save_optimizer:
             return f"the policy is saved in {saved} (no optimizer: no resume)."
-        start = "" if not self.ranks.exchanges else f"torchrun --nproc-per-node {self.ranks.local_size} "
-        start += "" if self.ranks.size == self.ranks.local_size else "... "  # the options for several machines
-        start += "-m " if start else ""
+        start = self.ranks.launcher
         return (
             f"iteration {self.saver.iteration} is saved in {saved}; continue with: {start}proxima resume {self.run_dir}"
         )

@@ -43,6 +43,8 @@ class Worker:
         """The answer of `ping`, which is there once the process has started."""
         self.built: Any = None
         """The pending answer of `build`; None once it is there."""
+        self.restored: Any = None
+        """The pending answer of `set_state`, of a worker that replaces another."""
         self.since = 0.0
         self.state: EnvState | None = None
         """Before the rollout that is being collected; None before the first."""
@@ -61,8 +63,9 @@ class Worker:
         self.placed = self.actor.ping.remote()
         paths = [str(Path(path or ".").absolute()) for path in sys.path]
         self.built = self.actor.build.remote(self._assignment, str(Path.cwd()), paths)
+        self.restored = None
         if self.state is not None and self.state.env is not None:
-            self.actor.set_state.remote(to_arrays(self.state))
+            self.restored = self.actor.set_state.remote(to_arrays(self.state))
         elif self.seed is not None:
             self.actor.reset.remote(self.seed)
 
@@ -134,6 +137,9 @@ class WorkerPool:
                 try:
                     if worker.built is not None:
                         self._greet(worker)
+                    if worker.restored is not None and not self.cluster.get(worker.restored):
+                        raise EnvFailure(f"rollout worker {worker.index} cannot continue from the state of its envs.")
+                    worker.restored = None
                     harvest: Harvest = self.cluster.get(reference)
                 except WorkerLost as lost:
                     self._replace(worker, lost)
@@ -145,10 +151,19 @@ class WorkerPool:
                 worker.state = to_tensors(harvest.state)
                 yield worker, harvest
 
+    def ask_one(self, worker: Worker, method: str, *arguments: Any) -> Any:
+        """The answer of a worker between rollouts; if it is lost, that of its replacement."""
+        while True:
+            try:
+                return self.cluster.get(getattr(worker.actor, method).remote(*arguments))
+            except WorkerLost as lost:
+                self._replace(worker, lost)
+
     def _replace(self, worker: Worker, lost: WorkerLost) -> None:
         worker.losses += 1
         self.lost += 1
-        name = f"rollout worker {worker.index} ({worker.envs})"
+        node = f" on {worker.about['node']}" if worker.about else ""
+        name = f"rollout worker {worker.index}{node} ({worker.envs})"
         if worker.losses >= _MOST_LOSSES:
             raise EnvFailure(f"{name} was lost {worker.losses} times in a row; the last time: {lost}")
         what = "a new one repeats its part of the rollout"

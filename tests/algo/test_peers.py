@@ -13,6 +13,7 @@ from proxima.algo.peers import Peers
 from proxima.algo.ppo import PPOLearner
 from proxima.algo.regression import MuscleLearner, Tuples
 from proxima.config import Config, load_config
+from proxima.data.batch import Rows
 from proxima.data.rollout import Rollout
 from proxima.envs.make import make_env
 from proxima.nets.actor_critic import ActorCritic
@@ -236,3 +237,31 @@ def test_moments_of_uneven_batches() -> None:
     for moments in threads.run(work):
         for name in ("mean", "var", "count"):
             torch.testing.assert_close(getattr(moments, name), getattr(whole, name), rtol=1e-12, atol=1e-12)
+
+
+def test_advantages_are_normalised_over_the_parts_of_all_ranks_however_they_are_stacked() -> None:
+    """One rank's minibatches have one size, the other's two: sums must still be those of the same minibatch."""
+    counts, steps = (2, 1), 20
+    sizes = {"num_envs": 3, "num_steps": steps, "minibatch_size": 4, "gradient_accumulation": 2}
+    shared = {"env": "Hopper-v5", "hidden_sizes": [8], "compile": "off", "preset": "none"}
+    config = load_config(None, sizes | shared)
+    threads, policies = Threads(2), [make(config)[1] for _ in counts]
+    advantage = torch.randn(3 * steps, generator=torch.Generator().manual_seed(0))
+
+    def work(rank: int) -> tuple[list[Tensor], Tensor]:
+        learner = PPOLearner(policies[rank], config, device=CPU, seed=5, peers=threads.peers(rank, counts))
+        own = advantage[:40] if rank == 0 else advantage[40:]
+        rows = Rows(None, *[own] * 6)._replace(mirrored=None, weight=None)  # type: ignore[arg-type]
+        orders = list(learner.minibatches(learner.layout))
+        return orders, learner._normalized(rows, orders).advantage
+
+    found = threads.run(work)
+    assert [len(orders) for orders, _ in found] == [1, 2], "a test of nothing"
+    parts: list[list[Tensor]] = []
+    for orders, normalized in found:
+        minibatches = [order for stack in orders for order in stack]
+        parts.append([normalized[part] for order in minibatches for part in order.tensor_split(2)])
+    for one, two in zip(*parts, strict=True):
+        both = torch.cat((one, two))
+        assert float(both.mean()) == pytest.approx(0.0, abs=1e-5)
+        assert float(both.std(correction=0)) == pytest.approx(1.0, abs=1e-4)
