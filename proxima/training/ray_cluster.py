@@ -44,12 +44,14 @@ class Cluster:
         before = signal.getsignal(signal.SIGTERM) if in_main else None
         try:
             ray.init(**options, log_to_driver=False, configure_logging=False)
+        except SystemExit:  # of Ray's handler of SIGTERM, which exits with another code
+            raise SystemExit(128 + signal.SIGTERM) from None
         except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
             what = "Ray cannot be started here" if address == "local" else f"no Ray cluster answers at {address!r}"
             raise UsageError(f"{what} ({first_line(error)}): check --ray-address and `ray status`.") from error
         finally:
             if in_main and before is not None:
-                signal.signal(signal.SIGTERM, before)  # Ray's own handler exits without a word, with another code
+                signal.signal(signal.SIGTERM, before)
 
     def start(self, actor: type, cpus: float) -> Any:
         """A new actor on some machine that has as many free CPUs; it may have to wait for them."""
