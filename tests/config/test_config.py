@@ -246,16 +246,15 @@ def test_options_say_what_a_resume_may_change() -> None:
     weights_and_states = {"algorithm", "env", "env_kwargs", "wrappers", "num_envs", "seed", "normalize_obs"}
     weights_and_states |= {"init_from", "teacher", "teacher_settings", "teacher_share"}
     assert by_rule["fixed"] == weights_and_states | sections["policy"]
-    assert (
-        by_rule["free"]
-        == {"total_timesteps", "name", "preset", "runs_dir", "env_file"} | sections["checkpoint"] | sections["track"]
-    )
+    names = {"total_timesteps", "name", "preset", "runs_dir", "env_file", "ray_address"}
+    assert by_rule["free"] == names | sections["checkpoint"] | sections["track"]
 
 
 def test_options_say_whether_they_matter_for_a_comparison() -> None:
     left_out = {o.name for o in all_options().values() if not o.compared}
     sections = {name: {o.name for o in options_of(name, cls)} for name, cls in SECTIONS.items()}
     where = {"name", "preset", "seed", "runs_dir", "device", "num_threads", "env_file", "teacher_settings"}
+    where |= sections["cluster"] - {"overlap"}
     assert left_out == where | sections["checkpoint"] | sections["evaluation"] | sections["track"]
     assert compared_options({"seed": 1, "gamma": 0.9, "of_another_version": 2}) == {
         "gamma": 0.9,
