@@ -20,6 +20,7 @@ from proxima.training import ray_cluster, remote, rollout_worker, worker_pool
 from proxima.training.source import Share
 from tests import probes
 from tests.envs import toy_envs  # noqa: F401 - registers them
+from tests.envs.hidden_goal import HIDDEN_GOAL, saved, straight
 from tests.masked_envs import ENV as MASKED
 from tests.training.fake_cluster import FakeCluster
 from tests.training.runs import SMALL, TIMES, metrics, same
@@ -82,6 +83,16 @@ def test_one_worker_has_the_bits_of_no_worker(case: str) -> None:
     assert same(states[0]["collector"], states[1]["collector"])
     if states[0]["env"] is not None and case != "muscles":  # a resume hands the network over
         assert same(states[1]["env"], {"parts": [states[0]["env"]], "counts": [4]})
+
+
+def test_a_student_learns_from_what_workers_collect(tmp_path: Path) -> None:
+    """Distillation, whose behaviour policy is made of student and teacher, is sent to the workers too."""
+    teacher = str(saved(tmp_path / "teacher", *straight()))
+    options = {"env": HIDDEN_GOAL, "algorithm": "distillation", "teacher": teacher, "teacher_share": [0.5]}
+    one, own = trained("alone", **options)
+    two, others = trained("remote", rollout_workers=1, **options)
+    assert_same_weights(one, two)
+    assert own == others
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
