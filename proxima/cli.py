@@ -24,20 +24,9 @@ from proxima.errors import ProximaError, UsageError
 _RESUME_ALIASES = ("--resume-from", "--resume", "--checkpoint")
 # Shown by `train --help`; `--help-all` shows every option.
 _COMMON_OPTIONS = {
-    *(
-        "env",
-        "preset",
-        "num_envs",
-        "total_timesteps",
-        "name",
-        "seed",
-        "device",
-        "algorithm",
-        "learning_rate",
-        "lr_schedule",
-    ),
-    *("num_steps", "minibatch_size", "update_epochs", "gamma", "entropy_coef", "hidden_sizes", "rnn", "teacher"),
-    *("init_from", "wandb", "loggers", "log_info", "rollout_workers", "ray_address"),
+    *("env", "preset", "num_envs", "total_timesteps", "name", "seed", "device", "algorithm", "learning_rate"),
+    *("lr_schedule", "num_steps", "minibatch_size", "update_epochs", "gamma", "entropy_coef", "hidden_sizes", "rnn"),
+    *("teacher", "init_from", "wandb", "loggers", "log_info", "rollout_workers", "ray_address"),
     *("eval_every", "record_every", "checkpoint_minutes", "auto_resume", "quiet"),
 }
 
