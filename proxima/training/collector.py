@@ -58,6 +58,7 @@ class Collector(Source):
         """The recurrent state `[N, S]`, zero where an episode begins; empty without recurrence."""
         self._ending_buffer = None if env.device.type == "cpu" else EndingBuffer(num_steps)
         self._ended: list[Table] = []
+        self._none_ended = np.empty((0, 2 + len(self.episodes.names)))
         self._tape: Tape | None = None
         self._rehearsed = False
         self.rollout = self.make_rollout(
@@ -95,7 +96,7 @@ class Collector(Source):
         rollout.clear()
         rollout.begin(self._now)
         self._num_taken = 0
-        self._ended = [np.empty((0, 2 + len(self.episodes.names)))]
+        self._ended = []
         try:
             self._run_steps()
         except Exception:
@@ -104,7 +105,7 @@ class Collector(Source):
         self._checks.check(len(self._rows))
         if self._ending_buffer is not None and (ends := self._ending_buffer.take(rollout.episode_ends)) is not None:
             self._add_endings(ends)
-        return np.concatenate(self._ended)
+        return np.concatenate(self._ended) if self._ended else self._none_ended
 
     def _run_steps(self) -> None:
         """Fill the rollout. On a GPU the second rollout is recorded, and from then on replayed."""
