@@ -206,7 +206,7 @@ class Saver:
         return self.last
 
     def _join(self, boundary: Boundary | None, *, is_broken: bool = False) -> Boundary | None:
-        """The boundary with the states of all ranks, on rank 0; None on the others."""
+        """The boundary with the states of all ranks, on the rank that writes; None on the others."""
         if boundary is None or boundary.get("share") is None:
             return boundary
         if self._joined is None or self._joined[0] != boundary["iteration"]:
@@ -224,7 +224,7 @@ class Saver:
                 found = ranks.gather_last(given)
             except LostRank:
                 found = None
-        if not ranks.is_first:
+        if not self.writes:
             return None
         if found is not None and {iteration for iteration, _, _ in found} == {boundary["iteration"]}:
             own = {name: state[name] for name in ("iteration", "examiner", "processes")}

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from proxima import train
 from proxima.runs import checkpoint
@@ -71,11 +70,6 @@ def ranks_of(process: subprocess.Popen[str]) -> dict[int, int]:
     return found
 
 
-def weights(path: Path) -> torch.Tensor:
-    state = checkpoint.read(path, "agent.pt")
-    return torch.cat([x.flatten().float() for x in state.values()])
-
-
 @pytest.mark.parametrize(
     ("case", "module"),
     [({}, "proxima"), (RECURRENT, LARGE), (CNN, "proxima")],
@@ -98,14 +92,13 @@ def test_killed_and_resumed_equals_uninterrupted(case: dict[str, Any], module: s
     assert_same_end(whole, newest("cut"))
 
 
-def test_the_ranks_of_a_run_learn_what_one_learns() -> None:
-    """The first rollout is the same, up to rounding; minibatches are divided differently, so weights are not."""
+def test_the_ranks_of_a_run_see_what_one_sees() -> None:
+    """The first rollout is the same, up to rounding; minibatches are divided differently, so later ones are not."""
     one, two = (run(f"ranks-{ranks}", HOPPER, ranks=ranks) for ranks in (1, 2))
     rows = [metrics(path.parent) for path in (one, two)]
     for name in ("episode_return", "episodes", "episode_length", "global_step", "explained_variance", "learning_rate"):
         assert rows[0][0][name] == pytest.approx(rows[1][0][name], rel=1e-3)
     assert [row["global_step"] for row in rows[0]] == [row["global_step"] for row in rows[1]]
-    assert weights(one).shape == weights(two).shape
 
 
 def wait_for_metrics(process: subprocess.Popen[str]) -> None:
@@ -116,7 +109,7 @@ def wait_for_metrics(process: subprocess.Popen[str]) -> None:
     time.sleep(0.5)
 
 
-@pytest.mark.parametrize(("rank", "module"), [(1, "proxima"), (1, LARGE), (0, "proxima")])
+@pytest.mark.parametrize(("rank", "module"), [(1, "proxima"), (1, LARGE), (0, "proxima"), (0, LARGE)])
 def test_a_dead_rank_ends_the_run_with_the_last_iteration_saved(
     rank: int, module: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -102,8 +102,6 @@ def test_several_workers_see_the_trajectories_of_one(case: str, workers: int) ->
 
     Actions, observations and rewards of a first rollout differ by no more than that; who ended when is the same.
     """
-    if case == "quadruped" and workers > 2:
-        pytest.skip("two are enough of it")
     rollouts = []
     for count in (1, workers):
         options = OPTIONS | CASES[case] | {"rollout_workers": count}
