@@ -13,6 +13,7 @@ from torch import Tensor
 
 from proxima.algo.extra_loss import ExtraLoss, example_obs
 from proxima.algo.learner import Learner, Weights
+from proxima.algo.normalize import RewardNormalizer
 from proxima.config import Config
 from proxima.data.known_values import KnownValues
 from proxima.data.replay import Replay, Transitions
@@ -56,6 +57,9 @@ class DQNLearner(Learner):
             num_updates=config.run.total_timesteps // config.dqn.train_freq,
             gather_outside="always" if policy.image_keys else "if few",
         )
+        normalize = config.normalize
+        self.reward_normalizer = RewardNormalizer(config.env.num_envs, clip=normalize.clip_reward).to(device)
+        self.scaled = self.reward_normalizer if normalize.normalize_reward else None
         self.target = self.flat.vector.clone()
         self._copies = 0  # how many multiples of target_update_every have passed
         self.values: KnownValues | None = None
@@ -73,13 +77,23 @@ class DQNLearner(Learner):
         if self.device.type == "cpu" and self.policy.image_keys and not self.policy.normalizer.moments:
             self.values = KnownValues(replay.rows * replay.num_envs, actions)
 
+    @torch.no_grad()
+    def count_rewards(self, reward: Tensor, ended: Tensor, duration: Tensor) -> None:
+        """Add rewards `[T, N]` to the statistics that scale them; each is scaled anew whenever it is sampled."""
+        if self.scaled is None or not len(reward):
+            return
+        gamma = self.algorithm.gamma
+        discount = gamma ** duration.double() if self.algorithm.smdp else gamma
+        self.reward_normalizer.update(reward, ended=ended, discount=discount)
+        self.policy.return_scale.copy_(self.reward_normalizer.scale)
+
     # Update ----------------------------------------------------------------------------------------------------------
 
     def update(self, replay: Replay, num_updates: int) -> None:
         """Do `num_updates` optimizer steps, each on its own minibatch."""
         size = self.algorithm.minibatch_size
         for count in self._counts(replay, num_updates):
-            data = self._prepare(replay.gather(replay.draw(count * size, self.generator)))
+            data = self._prepare(replay.gather(replay.draw(count * size, self.generator), self.scaled))
             order = torch.arange(count * size, device=self.device).view(count, size)
             self._total += self.run_epoch(data, order)
             self._updates += count
@@ -198,20 +212,23 @@ class DQNLearner(Learner):
     # State -----------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """With the target network."""
+        """With the target network and the statistics of rewards."""
         target = {"param": self.target.clone(), "copies": torch.tensor(self._copies)}
-        return super().state_dict() | {"target": target}
+        statistics = {name: x.clone() for name, x in self.reward_normalizer.state_dict().items()}
+        return super().state_dict() | {"target": target, "reward_normalizer": statistics}
 
     def load_state_dict(self, state: dict[str, dict[str, Tensor]]) -> bool:
         """Load what `state_dict` returned."""
         self.target.copy_(state["target"]["param"])
         self._copies = int(state["target"]["copies"])
+        if "reward_normalizer" in state:  # not in older checkpoints
+            self.reward_normalizer.load_state_dict(state["reward_normalizer"])
         return super().load_state_dict(state)
 
     def weights_changed(self, other: Mapping[str, Any]) -> list[str]:
-        """The target network has the same weights."""
+        """The target network has the same weights; statistics of rewards are those that the Q-values are scaled by."""
         self.target.copy_(self.state.param)
-        return []
+        return [] if self.scaled is None else self.scaled.adopt(other.get("reward_normalizer"))
 
     def follow_changes(self, before: Config) -> None:
         """Also rescale the count of target updates, and empty the cache if its values no longer hold."""

@@ -1,5 +1,7 @@
 """Running statistics of observations and returns, as module buffers: checkpoints and exports include them."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -103,8 +105,12 @@ class RewardNormalizer(nn.Module):
         self.register_buffer("running", torch.zeros(num_envs, dtype=torch.float64))
         self.register_buffer("carry", torch.zeros(num_envs, dtype=torch.float64))
 
+    def forward(self, reward: Tensor) -> Tensor:
+        """The rewards, scaled and clipped."""
+        return (reward.double() / self.scale).clamp(-self.clip, self.clip).to(reward.dtype)
+
     @torch.no_grad()
-    def forward(
+    def update(
         self,
         reward: Tensor,
         *,
@@ -112,8 +118,8 @@ class RewardNormalizer(nn.Module):
         discount: Tensor | float,
         skipped: Tensor | None = None,
         sum_ranks: Sum | None = None,
-    ) -> Tensor:
-        """Add the rewards `[T, N]` of a rollout to the statistics, but for `skipped` rows, then scale them.
+    ) -> None:
+        """Add the rewards `[T, N]` of a rollout to the statistics, but for `skipped` rows.
 
         `discount` is gamma, or gamma ** duration `[T, N]`. `G_t = R_t + Gamma_{t-1} G_{t-1}`, where `Gamma_{t-1}` is
         the discount over the time that transition t - 1 took.
@@ -124,7 +130,14 @@ class RewardNormalizer(nn.Module):
         self.running.copy_(returns[-1])
         self.carry.copy_(carry[-1])
         self.moments.update(returns if skipped is None else returns[~skipped], sum_ranks)
-        return (reward64 / self.scale).clamp(-self.clip, self.clip).to(reward.dtype)
+
+    @torch.no_grad()
+    def adopt(self, state: Mapping[str, Tensor] | None) -> list[str]:
+        """Use the statistics of another run, given its normaliser's state; returns what stays fresh without one."""
+        if state is None:
+            return ["statistics of the reward"]
+        self.moments.load_state_dict({name: state[f"moments.{name}"] for name in self.moments.state_dict()})
+        return []
 
     @property
     def scale(self) -> Tensor:

@@ -83,13 +83,14 @@ class PPOLearner(Learner):
         """
         reward = rollout.reward
         if self.config.normalize.normalize_reward:
-            reward = self.reward_normalizer(
+            self.reward_normalizer.update(
                 reward,
                 ended=rollout.ended,
                 discount=self._discount(rollout),
                 skipped=rollout.skipped,
                 sum_ranks=self.peers.sum,
             )
+            reward = self.reward_normalizer(reward)
             self.policy.return_scale.copy_(self.reward_normalizer.scale)
         obs = self.policy.normalizer(rollout.step_obs()) | rollout.frames
         inputs = Inputs.of(rollout, obs, rollout.state)
@@ -295,14 +296,8 @@ class PPOLearner(Learner):
 
     def weights_changed(self, other: Mapping[str, Any]) -> list[str]:
         """Use the other run's statistics of rewards, which the critic's values are scaled by."""
-        if not self.config.normalize.normalize_reward:
-            return []
-        moments = self.reward_normalizer.moments
-        theirs = other.get("reward_normalizer")
-        if theirs is None:
-            return ["statistics of the reward"]
-        moments.load_state_dict({name: theirs[f"moments.{name}"] for name in moments.state_dict()})
-        return []
+        normalizes = self.config.normalize.normalize_reward
+        return self.reward_normalizer.adopt(other.get("reward_normalizer")) if normalizes else []
 
     def forget_episodes(self, rows: slice = slice(None)) -> None:
         """Start anew what is carried over from rollout to rollout, because these envs begin with new episodes."""

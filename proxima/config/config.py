@@ -115,13 +115,19 @@ class Config:
     def validate(self) -> None:
         """Raise a UsageError if options contradict each other, as far as that does not depend on the env."""
         policy = self.policy
-        if not policy.min_std <= policy.initial_std <= policy.max_std:
+        if len(policy.min_std) not in (1, 2):
             raise UsageError(
-                f"initial_std is {policy.initial_std:g}, but it must lie between min_std {policy.min_std:g} "
+                f"min_std has {len(policy.min_std)} numbers, but it must be a lower bound, or those at the start and "
+                "at the end of the run."
+            )
+        highest = max(policy.min_std)
+        if not policy.min_std[0] <= policy.initial_std <= policy.max_std or highest > policy.max_std:
+            raise UsageError(
+                f"initial_std is {policy.initial_std:g}, but it must lie between min_std {highest:g} "
                 f"and max_std {policy.max_std:g}."
             )
-        if policy.std_mode == "state" and policy.min_std == policy.max_std:
-            raise UsageError(f"min_std and max_std are both {policy.min_std:g}: for a fixed std use std_mode fixed.")
+        if policy.std_mode == "state" and policy.max_std in policy.min_std:
+            raise UsageError(f"min_std and max_std are both {policy.max_std:g}: for a fixed std use std_mode fixed.")
         if self.name in ("", ".", "..") or "/" in self.name or "\0" in self.name:
             raise UsageError(f"name is {self.name!r}, but it must be usable as one folder's name, without '/'.")
         if (size := len(self.name.encode())) > MAX_NAME_BYTES:

@@ -120,8 +120,8 @@ class PolicyOptions:
     """Std of a Gaussian policy: one learned vector, fixed, or a network output that depends on the observation."""
     initial_std: float = fixed(1.0, above=0)
     """Std at the start of training, in units of the scaled action; with std_mode fixed, throughout."""
-    min_std: float = fixed(0.01, above=0)
-    """Lower bound of the std."""
+    min_std: list[float] = fixed([0.01], above=0)
+    """Lower bound of the std. Two: linear over total_timesteps, from the first to the second."""
     max_std: float = fixed(4.0, above=0)
     """Upper bound of the std."""
     scale_actions: bool = fixed(True)
@@ -272,7 +272,7 @@ class NormalizeOptions:
     clip_obs: float = option(10.0, above=0)
     """Clip normalised observations to +/- this."""
     normalize_reward: bool = option(True)
-    """Divide rewards by the running std of the discounted return; PPO only."""
+    """Divide rewards by the running std of the discounted return."""
     clip_reward: float = option(10.0, above=0)
     """Clip normalised rewards to +/- this."""
 

@@ -6,6 +6,7 @@ stored separately.
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -196,12 +197,19 @@ class Replay:
         """Indices `[count]` of transitions, uniform over `range(size)`."""
         return torch.randint(self.size, (count,), generator=generator, device=self.device)
 
+    def rewards_since(self, row: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Rewards, ends of episodes and durations `[T, N]` of the rows from `row` on."""
+        first, count = max(row, self._first), self.end - max(row, self._first)
+        slots = torch.arange(first, first + count, device=self.device) % self.rows
+        fields = {name: self._fields[name][slots] for name in ("reward", "terminated", "final", "duration")}
+        return fields["reward"], fields["terminated"] | (fields["final"] >= 0), fields["duration"]
+
     @torch.no_grad()
-    def gather(self, index: Tensor) -> Transitions:
-        """The transitions of `index` `[B]`, counted from the oldest row, env by env."""
+    def gather(self, index: Tensor, scaled: Callable[[Tensor], Tensor] | None = None) -> Transitions:
+        """The transitions of `index` `[B]`, counted from the oldest row, env by env; their rewards `scaled`."""
         env, row = index % self.num_envs, index // self.num_envs + self._first
         place = self._place(row, env)
-        return_, discount, last = self._returns(row, env)
+        return_, discount, last = self._returns(row, env, scaled or _unchanged)
         end = self._place(last, env)
         final = _take(self._fields["final"], end)
         begun = row - _take(self.age, place)
@@ -218,7 +226,7 @@ class Replay:
     def _place(self, row: Tensor, env: Tensor) -> Tensor:
         return row % self.rows * self.num_envs + env
 
-    def _returns(self, row: Tensor, env: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _returns(self, row: Tensor, env: Tensor, scaled: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """n-step return, discount, and the row of the last step, which is earlier where the episode ended."""
         fields, last, alive = self._fields, row, torch.ones_like(row, dtype=torch.bool)
         return_ = torch.zeros_like(row, dtype=fields["reward"].dtype)
@@ -228,7 +236,7 @@ class Replay:
             terminated, truncated = _take(fields["terminated"], place), _take(fields["final"], place) >= 0
             step_discount = self.gamma ** _take(fields["duration"], place).to(discount) if self.smdp else self.gamma
             step_discount = torch.where(terminated, 0.0, step_discount)
-            return_ = torch.where(alive, return_ + discount * _take(fields["reward"], place), return_)
+            return_ = torch.where(alive, return_ + discount * scaled(_take(fields["reward"], place)), return_)
             discount = torch.where(alive, discount * step_discount, discount)
             last = torch.where(alive, row + step, last)
             alive = alive & ~terminated & ~truncated
@@ -303,6 +311,10 @@ class Replay:
         self._final_count = int(state["finals"].sum()) - len(next(iter(finals.values())))
         self._adds = deque([(first, self._final_count)])
         self._add_finals(finals, mark)
+
+
+def _unchanged(reward: Tensor) -> Tensor:
+    return reward
 
 
 def _take(ring: Tensor, place: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from proxima.nets.trunk import Encoders, Obs, Trunk
 class ActionHead(nn.Module):
     """Maps features to a distribution of raw actions, and raw actions to the env's actions."""
 
+    log_min_std: Tensor | float
     bounds: Tensor
     """`[4, A]`: centre and half width of the env's range, lowest and highest action."""
 
@@ -29,7 +30,11 @@ class ActionHead(nn.Module):
         self.action = action
         self.kind = _distribution_kind(action, options)
         self.std_mode = options.std_mode
-        self.log_std_range = math.log(options.min_std), math.log(options.max_std)
+        self.min_std, self.log_max_std = options.min_std, math.log(options.max_std)
+        if self._is_gaussian and len(self.min_std) > 1:  # a tensor, so that a change does not recompile
+            self.register_buffer("log_min_std", torch.tensor(math.log(self.min_std[0])))
+        else:
+            self.log_min_std = math.log(self.min_std[0])
         size = sum(action.sizes)
         self.noise_size = BETA_NOISE * size if self.kind == "beta" else size
         two = self.kind == "beta" or (self._is_gaussian and self.std_mode == "state")
@@ -38,7 +43,7 @@ class ActionHead(nn.Module):
         if self._is_gaussian:
             initial = math.log(options.initial_std)
             if self.std_mode == "state":
-                log_min, log_max = self.log_std_range
+                log_min, log_max = math.log(self.min_std[0]), self.log_max_std
                 share = (initial - log_min) / (log_max - log_min)
                 with torch.no_grad():
                     self.linear.bias[size:] = math.log(max(share, 1e-4) / max(1 - share, 1e-4))
@@ -72,12 +77,21 @@ class ActionHead(nn.Module):
         return parts[0] if self.kind == "discrete" else distributions.MultiCategorical(parts)
 
     def _mean_and_log_std(self, out: Tensor) -> tuple[Tensor, Tensor]:
-        low, high = self.log_std_range
         if self.std_mode == "state":
             mean, raw = out.chunk(2, -1)
-            return mean, low + (high - low) * raw.sigmoid()
+            return mean, self.log_min_std + (self.log_max_std - self.log_min_std) * raw.sigmoid()
         # Clamped in value but not in gradient: a std at its limit can still move back.
-        return out, self.log_std + (self.log_std.clamp(low, high) - self.log_std).detach()
+        return out, self.log_std + (self.limited_log_std() - self.log_std).detach()
+
+    def limited_log_std(self) -> Tensor:
+        """`[A]`, the learned or fixed log-std within its limits."""
+        return self.log_std.clamp(max=self.log_max_std).clamp(min=self.log_min_std)
+
+    def set_progress(self, progress: float) -> None:
+        """Set the lower bound of the std for this fraction of the run."""
+        if isinstance(self.log_min_std, Tensor):
+            first, last = self.min_std
+            self.log_min_std.fill_(math.log(first + (last - first) * min(1.0, progress)))
 
     def to_env(self, action: Tensor) -> Tensor:
         """Raw actions in the env's units and within its bounds."""
@@ -180,8 +194,7 @@ class ActorCritic(Policy):
         head = self.action_head
         if not hasattr(head, "log_std"):
             return {}
-        low, high = head.log_std_range
-        return {"action_std": float(head.log_std.detach().clamp(low, high).exp().mean())}
+        return {"action_std": float(head.limited_log_std().detach().exp().mean())}
 
     def freeze_all_but_mean(self) -> None:
         """Freeze what the mean action does not depend on: the std, and the critic's own layers."""

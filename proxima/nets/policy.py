@@ -117,6 +117,12 @@ class Policy(nn.Module, ABC):
         """`[B, sum(sizes)]` bool, the choices that are valid; None if the env has no masks."""
         return obs[ACTION_MASK].bool() if self.spec.has_masks else None
 
+    def set_progress(self, progress: float) -> None:
+        """Called before every iteration with the fraction of the run that is done; parts with schedules follow it."""
+        for module in self.modules():
+            if module is not self and callable(follow := getattr(module, "set_progress", None)):
+                follow(progress)
+
     def metrics(self) -> dict[str, float]:
         """Numbers about the policy for the metrics of an iteration."""
         return {}

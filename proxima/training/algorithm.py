@@ -106,6 +106,7 @@ class Algorithm(ABC):
     def set_progress(self, progress: float) -> None:
         """Apply schedules for this fraction of the run."""
         self.source.set_progress(progress)
+        self.policy.set_progress(progress)
         for learner in self.learners.values():
             learner.set_progress(progress)
 

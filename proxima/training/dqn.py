@@ -39,6 +39,8 @@ class DQN(Algorithm):
         self.dqn.keep_values(self.replay, actions=parts.spec.action.sizes[0])
         self._unpaid = 0
         """Policy steps since the last optimizer step."""
+        self._counted = 0
+        """Rows of the replay whose rewards are in the statistics."""
 
     def iterate(self) -> dict[str, float]:
         """`iteration_steps` policy steps."""
@@ -49,12 +51,19 @@ class DQN(Algorithm):
             self.timed("store", self.replay.add, rollout)
             self.timed("store", self.policy.normalizer.update, rollout.step_obs())
             if self.replay.size >= self.config.dqn.learning_starts:
+                if not self._counted:  # nothing must be learned from rewards that are not scaled
+                    self._count_rewards()
                 steps, self._unpaid = divmod(self._unpaid + rollout.size, self.config.dqn.train_freq)
                 if steps:
                     self.timed("update", self.dqn.update, self.replay, steps)
             self.dqn.copy_target(self.source.policy_steps)
+        self._count_rewards()
         self.stop_compiling_without_toolchain()
         return self.dqn.metrics() | {"replay_size": self.replay.size}
+
+    def _count_rewards(self) -> None:
+        self.dqn.count_rewards(*self.replay.rewards_since(self._counted))
+        self._counted = self.replay.end
 
     def changed_by_resume(self, progress: float) -> list[str]:
         """Also warn if epsilon goes back up."""
@@ -87,6 +96,7 @@ class DQN(Algorithm):
             starts = self.config.dqn.learning_starts
             return [*different, f"its replay was not saved (save_replay); {starts:,} actions fill a new one first"]
         self.replay.load_state(replay)
+        self._counted = self.replay.end
         if self.dqn.values is not None and values is not None:
             self.dqn.values.set_state(values)
         if not self.source.in_old_episodes:

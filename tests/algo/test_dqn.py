@@ -29,6 +29,7 @@ STEPS, ENVS = 16, 4
 
 def configured(**options: Any) -> Config:
     defaults = {"compile": "off", "hidden_sizes": [16], "normalize_obs": False, "gamma": 0.9, "minibatch_size": 8}
+    defaults["num_envs"] = ENVS
     return load_config(None, {"algorithm": "DQN", "lr_schedule": "constant", **DQN, **defaults, **options})
 
 
@@ -175,6 +176,35 @@ def test_state_dict_goes_on_bit_for_bit(double: bool) -> None:
         learner.update(replay, 4)
         assert not learner.copy_target(199)
     assert torch.equal(one.state.param, two.state.param) and torch.equal(one.target, two.target)
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_the_unit_of_rewards_does_not_matter(double: bool) -> None:
+    """Rewards of 64 a step would be in the linear part of the Huber loss, where all errors weigh the same."""
+    learned = []
+    for unit in (1.0, 64.0):
+        learner, _, policy = make(double_q=double, clip_reward=2.0)
+        rollout = random_rollout()
+        rollout.reward.mul_(unit)
+        replay = filled(rollout)
+        learner.count_rewards(*replay.rewards_since(0))
+        learner.update(replay, 5)
+        learned.append(learner.state.param.clone())
+        # Reports of values are in the env's unit.
+        torch.testing.assert_close(float(policy.return_scale), float(learner.reward_normalizer.scale))
+    torch.testing.assert_close(learned[0], learned[1], atol=1e-6, rtol=1e-5)
+    unscaled, replay, _ = make(double_q=double, normalize_reward=False)
+    unscaled.count_rewards(*replay.rewards_since(0))
+    unscaled.update(replay, 5)
+    assert not torch.allclose(unscaled.state.param, learned[0], atol=1e-4)
+
+
+def test_held_rewards_are_discounted_by_duration() -> None:
+    learner, _, _ = make()
+    reward, duration = torch.ones(3, ENVS), torch.full((3, ENVS), 2)
+    learner.count_rewards(reward, torch.zeros(3, ENVS, dtype=torch.bool), duration)
+    returns = torch.tensor([1.0, 1 + 0.81, 1 + 0.81 + 0.81**2])
+    assert float(learner.reward_normalizer.scale) == pytest.approx(float(returns.std(correction=0)), rel=1e-5)
 
 
 def test_a_nan_is_named() -> None:

@@ -158,6 +158,8 @@ def test_bad_values_are_named(overrides: dict[str, Any], message: str) -> None:
     ("overrides", "message"),
     [
         ({"initial_std": 9.0}, "between min_std 0.01 and max_std 4"),
+        ({"min_std": [0.5, 5.0]}, "between min_std 5 and max_std 4"),
+        ({"min_std": [0.5, 0.4, 0.1]}, "min_std has 3 numbers"),
         ({"weight_decay": 0.1}, "use optimizer adamw"),
         ({"name": "a/b"}, "usable as one folder's name"),
         ({"name": ".."}, "usable as one folder's name"),

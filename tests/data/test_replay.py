@@ -175,6 +175,37 @@ def test_plain_discount_of_held_actions() -> None:
     assert torch.equal(discount[discount > 0].unique(), torch.tensor([GAMMA]))
 
 
+def test_rewards_are_scaled_one_by_one() -> None:
+    """Not the n-step return: a clipped reward must stay clipped in it."""
+
+    def scaled(reward: Tensor) -> Tensor:
+        return (3 * reward).clamp(-1, 1)
+
+    world, twin = World(), World()
+    plain, other = make(world, return_steps=3), make(twin, return_steps=3)
+    for _ in range(6):
+        rollout = twin.play()
+        rollout.reward[:] = scaled(rollout.reward)
+        plain.add(world.play())
+        other.add(rollout)
+    assert equal(plain.gather(torch.arange(plain.size), scaled), everything(other))
+
+
+@pytest.mark.parametrize("since", [0, 9, 30, 41, 42])
+def test_rewards_since_a_row(since: int) -> None:
+    """In a replay that has wrapped: from the oldest row that is left."""
+    world = World()
+    replay = make(world)
+    rollouts = [world.play() for _ in range(6)]
+    for rollout in rollouts:
+        replay.add(rollout)
+    reward, ended, duration = replay.rewards_since(since)
+    first = max(since, 42 - 20)
+    assert torch.equal(reward, torch.cat([x.reward for x in rollouts])[first:])
+    assert torch.equal(ended, torch.cat([x.ended for x in rollouts])[first:])
+    assert torch.equal(duration.long(), torch.cat([x.duration for x in rollouts if x.duration is not None])[first:])
+
+
 def test_every_transition_is_as_likely_as_the_others() -> None:
     world = World()
     replay = make(world, return_steps=3)
