@@ -23,7 +23,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from numpy.typing import NDArray
-from returns import ROOT, run_all, train
+from training_runs import ROOT, run_all, train
 
 from proxima.envs.action_hold import steps_of
 
@@ -33,6 +33,8 @@ HOLDS: tuple[tuple[float, float], ...] = ((0.0, 0.0), (0.05, 0.05), (0.1, 0.1), 
 NUM_ENVS = {"halfcheetah": 64, "hopper": 8}
 UNHELD, FEWEST = 2048, 512
 """Policy steps per rollout without a hold, as in `proxima/presets/`, and the minimum with one."""
+GAMMA = 0.99
+"""Of the presets."""
 MODES = ("batch", "sync", "async")
 MODES_HOLD = (0.1, 0.1)
 MODES_STEPS = "200k"
@@ -48,7 +50,9 @@ number of gradient steps per policy step (one action, held for k env steps). Wit
 policy steps. With {UNHELD} policy steps per rollout, the policy would be updated k times less often; so a rollout has
 {UNHELD}/k policy steps, which keeps the number of updates, but at least {FEWEST}, as smaller batches are too noisy.
 
-`smdp` on discounts by the env steps that an action took; off uses gamma per action and undiscounted sums of rewards. A
+`smdp` on discounts by the env steps that an action took; off uses gamma per action and undiscounted sums of rewards. An
+action of k steps is then discounted by gamma, and the horizon is k times as long. `on, gamma ** (1 / k)` has that same
+horizon and discounts exactly: the fair comparison with off. A
 step of HalfCheetah takes 0.05 s, so a hold of 0.05 s is no hold there; without a hold smdp has no effect, so there is
 one row for both. A step of Hopper takes 0.008 s. The runs shared the machine with other work, so their steps/s are only
 roughly comparable; those of the back ends, below, were measured alone."""
@@ -61,6 +65,8 @@ class Case:
     task: str
     hold: tuple[float, float]
     smdp: bool
+    same_horizon: bool = False
+    """Whether gamma is the k-th root, so that an action of k env steps is discounted as much as with smdp off."""
     mode: str | None = None
     """The back end, in the comparison of back ends."""
 
@@ -87,7 +93,12 @@ class Case:
     def key(self) -> str:
         """Name of the records."""
         hold = "-".join(f"{seconds:g}" for seconds in dict.fromkeys(self.hold))
-        return f"{self.task}-{hold}-{self.mode or ('smdp' if self.smdp else 'plain')}"
+        return f"{self.task}-{hold}-{self.mode or ('root' if self.same_horizon else 'smdp' if self.smdp else 'plain')}"
+
+    @property
+    def gamma(self) -> float:
+        """The discount per env step."""
+        return GAMMA ** (1 / self.steps[0]) if self.same_horizon else GAMMA
 
     def options(self, steps: str, seed: int) -> list[str]:
         """Flags of `proxima train`."""
@@ -97,7 +108,8 @@ class Case:
             held = ["--action-hold-seconds", f"{start:g}"]
         size = ["--total-timesteps", steps, "--num-steps", str(self.num_steps), "--seed", str(seed)]
         mode = ["--vec-env-mode", self.mode] if self.mode else []
-        return ["--config", self.task, *held, "--smdp", str(self.smdp), *size, *mode]
+        discount = ["--smdp", str(self.smdp), *(["--gamma", f"{self.gamma:.6f}"] if self.same_horizon else [])]
+        return ["--config", self.task, *held, *discount, *size, *mode]
 
 
 def cases() -> list[Case]:
@@ -105,15 +117,16 @@ def cases() -> list[Case]:
     found: dict[tuple[Any, ...], Case] = {}
     for task in STEP_SECONDS:
         for hold in HOLDS:
-            for smdp in (True, False):
-                case = Case(task, hold, smdp)
+            for smdp, same_horizon in ((True, False), (False, False), (True, True)):
+                case = Case(task, hold, smdp, same_horizon)
                 one_step = case.steps == (1, 1)
-                found.setdefault((task, case.steps, smdp or one_step), case)
+                if not (same_horizon and case.steps[0] != case.steps[1]):  # a hold that changes has no one root
+                    found.setdefault((task, case.steps, smdp or one_step, same_horizon and not one_step), case)
     return list(found.values())
 
 
 def mode_cases() -> list[Case]:
-    return [Case(task, MODES_HOLD, True, mode) for task in STEP_SECONDS for mode in MODES]
+    return [Case(task, MODES_HOLD, True, mode=mode) for task in STEP_SECONDS for mode in MODES]
 
 
 def main() -> int:
@@ -202,6 +215,7 @@ def table_line(case: Case, records: list[dict[str, Any]]) -> str:
     start, end = case.steps
     steps = f"{start}" if start == end else f"{start} -> {end}"
     how = case.mode or ("no hold" if start == end == 1 else "on" if case.smdp else "off")
+    how += f", gamma {case.gamma:.4f}" if case.same_horizon else ""
     speed, mean = statistics.fmean(r["steps_per_second"] for r in records), statistics.fmean(finals)
     return (
         f"| {case.task} | {case.label} | {steps} | {how} | {case.num_steps} | **{mean:.0f}{spread}** | {len(finals)} "
@@ -219,7 +233,8 @@ def plot(by_case: dict[str, list[dict[str, Any]]], path: Path) -> None:
                 continue
             steps, low, mean, high = averaged([r["curve"] for r in by_case[case.key]])
             word = "" if case.steps == (1, 1) else ", smdp" if case.smdp else ", plain"
-            line = "-" if case.smdp else "--"
+            word += ", long horizon" if case.same_horizon else ""
+            line = ":" if case.same_horizon else "-" if case.smdp else "--"
             axis.plot(steps, mean, line, color=colours[case.hold], linewidth=1.4, label=case.label + word)
             if case.smdp:
                 axis.fill_between(steps, low, high, color=colours[case.hold], alpha=0.12, linewidth=0)

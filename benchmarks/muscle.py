@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from returns import git_commit, run_all, train
+from training_runs import git_commit, run_all, train
 
 ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "benchmarks" / "muscle"

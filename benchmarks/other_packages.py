@@ -24,8 +24,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from returns import git_commit, run_all
 from throughput import PEER, ROOT, install_peer
+from training_runs import git_commit, run_all
 
 RECORDS = ROOT / "benchmarks" / "other_packages"
 OUR_VENV = ROOT / "benchmarks" / ".other-packages-venv"

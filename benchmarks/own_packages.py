@@ -25,8 +25,8 @@ import tokenize
 from pathlib import Path
 from typing import Any
 
-from returns import git_commit, run_all
 from throughput import PEER, ROOT, install_peer
+from training_runs import git_commit, run_all
 
 RECORDS = ROOT / "benchmarks" / "own_packages"
 TASKS = ROOT / "benchmarks" / "side_by_side"

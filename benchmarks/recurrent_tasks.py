@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from returns import ROOT, train
+from training_runs import ROOT, train
 
 from proxima import load_policy
 from proxima.evaluation.episodes import evaluate

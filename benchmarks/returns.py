@@ -1,26 +1,19 @@
-"""Trains the presets of MuJoCo tasks on several seeds; writes returns.md and returns.png.
+"""Trains the presets on many tasks and seeds; writes returns.md and returns.png.
 
-    python benchmarks/returns.py                          # every task and seed without a record
-    python benchmarks/returns.py --tasks hopper --seeds 1 2 3 --jobs 2
-    python benchmarks/returns.py --report                 # only write the page again
+    python benchmarks/returns.py --jobs 2                           # every task and seed without a record: a day
+    python benchmarks/returns.py --tasks Hopper-v5 --seeds 1 2 3 --jobs 2
+    python benchmarks/returns.py --report                           # only write the page again
 
 Each finished run writes a record to benchmarks/returns/; delete a record to repeat its run. With --jobs N, N runs go in
-parallel, each on its own cores. After an interruption, the same command continues.
+parallel, each on its own cores. An interrupted run continues from its last checkpoint when the same command is given
+again.
 """
 
 import argparse
 import json
 import math
-import os
-import platform
-import queue
-import shlex
-import statistics
-import subprocess
 import sys
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,162 +21,216 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from training_runs import ROOT, curve, evaluate, run_all, train
 
-ROOT = Path(__file__).parent.parent
+from proxima.evaluation.statistics import FEWEST, Summary
+from proxima.report.runs import load_run
+from proxima.text import number
+
 RECORDS = ROOT / "benchmarks" / "returns"
-# Targets of the project, and the best published result at about the same number of steps.
-TASKS: dict[str, dict[str, Any]] = {
-    "halfcheetah": {"target": 6500, "published": "Tianshou, 3M steps: 7337 ± 1508", "seeds": (1, 2, 3)},
-    "walker2d": {"target": 4000, "published": "Tianshou, 3M steps: 4896 ± 704", "seeds": (1, 2, 3)},
-    "hopper": {"target": 2600, "published": "Tianshou, 1M steps: 2609 ± 701", "seeds": (1, 2, 3, 4, 5)},
-    "ant": {"target": 3500, "published": "Tianshou, 3M steps: 4079 ± 880", "seeds": (1, 2, 3)},
-    "humanoid": {"target": 5000, "published": "Sample Factory, 10M steps, best model: 5439 ± 1314", "seeds": (1,)},
+EPISODES = 100
+FIVE, THREE, TWO = (1, 2, 3, 4, 5), (1, 2, 3), (1, 2)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One row of the table: what is trained, and what it is compared with."""
+
+    env: str
+    steps: str
+    bar: float | None = None
+    """What the project wants to reach at least, as a return or, for games with an end, a success rate."""
+    published: str = ""
+    """The best published results of PPO that we know."""
+    seeds: tuple[int, ...] = FIVE
+    config: str | None = None
+    """The preset; None: the one that is found by the env id."""
+    measure: str = "return"
+    """return, or success_rate."""
+    train_kwargs: str = ""
+    """Keyword arguments of the env."""
+    eval_kwargs: str = ""
+    """Those that are changed for the evaluation."""
+
+    @property
+    def name(self) -> str:
+        """Name of the records and on the command line."""
+        env = self.env.removeprefix("ALE/").removeprefix("proxima/")
+        return f"{env}-{self.steps}" + (f"-{self.config}" if self.config else "")
+
+    def options(self, seed: int) -> list[str]:
+        """Options of `proxima train`."""
+        what = ["--config", self.config] if self.config else ["--env", self.env]
+        kwargs = ["--env-kwargs", self.train_kwargs] if self.train_kwargs else []
+        return [*what, *kwargs, "--total-timesteps", self.steps, "--seed", str(seed)]
+
+
+# As in the published runs: no random repetition of actions; evaluated are complete games and their score.
+ATARI = {
+    "train_kwargs": "{repeat_action_probability: 0}",
+    "eval_kwargs": "{end_on_life_loss: false, reward_clip: false}",
 }
-CURVE_POINTS = 200
+MARIO = "proxima/SuperMarioBros-1-1-v0"
+TASKS = [
+    Task("HalfCheetah-v5", "1M", 6500, "Tianshou 5,784, SB3 zoo 5,819"),
+    Task("HalfCheetah-v5", "3M", 8500, "Tianshou 7,337"),
+    Task("Walker2d-v5", "3M", 5000, "Tianshou 4,896"),
+    Task("Hopper-v5", "1M", 2800, "Tianshou 2,609, SB3 zoo 2,410"),
+    Task("Ant-v5", "3M", 4500, "Tianshou 4,079"),
+    Task("Humanoid-v5", "10M", 5800, "Sample Factory 5,439", THREE),
+    Task("Swimmer-v5", "1M", 300, "SB3 zoo 282"),
+    Task("Reacher-v5", "1M", -4.5, "Tianshou about -4"),
+    Task("InvertedDoublePendulum-v5", "1M", 9200, "Tianshou about 9,200"),
+    Task("LunarLander-v3", "1M", 260, "SB3 zoo 242"),
+    Task("LunarLanderContinuous-v3", "1M", 275, "SB3 zoo 271"),
+    Task("BipedalWalker-v3", "5M", 300, "SB3 zoo 213"),
+    Task("Pendulum-v1", "100k", -165, "SB3 zoo -172"),
+    Task("MountainCarContinuous-v0", "20k", 92, "SB3 zoo 88"),
+    Task("Acrobot-v1", "1M", -73, "SB3 zoo -73.5"),
+    Task("MountainCar-v0", "1M", -105, "SB3 zoo -110"),
+    Task(MARIO, "2M", 0.95, seeds=TWO, config="mario_ppo", measure="success_rate"),
+    Task(MARIO, "2M", seeds=TWO, config="mario_dqn", measure="success_rate"),
+    Task("ALE/Pong-v5", "2.5M", 20, "SB3 zoo 21.0 at 10M steps", TWO, **ATARI),
+    Task("ALE/Breakout-v5", "2.5M", 300, "SB3 zoo 398 at 10M steps", TWO, **ATARI),
+    Task("CartPole-v1", "100k", 500, "SB3 zoo 500", THREE),
+    Task("InvertedPendulum-v5", "300k", seeds=THREE),
+    Task("Pusher-v5", "1M", seeds=THREE),
+    Task("FrozenLake-v1", "300k", seeds=THREE),
+    Task("Taxi-v4", "300k", seeds=THREE),
+    Task("CliffWalking-v1", "300k", seeds=THREE),
+]
+BY_NAME = {task.name: task for task in TASKS}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--seeds", nargs="+", type=int, help="(default: those in the table)")
+    parser.add_argument("--tasks", nargs="+", help="only tasks whose name begins so (default: all)")
+    parser.add_argument("--seeds", nargs="+", type=int, help="(default: those of the table)")
     parser.add_argument("--jobs", type=int, default=1, help="runs in parallel")
     parser.add_argument("--runs-dir", default=str(ROOT / "runs"), help="folder of the runs")
     parser.add_argument("--report", action="store_true", help="only write the page from the records")
     arguments = parser.parse_args()
+    wanted = [task for task in TASKS if any(task.name.startswith(name) for name in arguments.tasks or [""])]
+    if not wanted:
+        raise SystemExit(f"no task begins with {arguments.tasks}; there are {', '.join(BY_NAME)}")
     if not arguments.report:
-        wanted = [(task, seed) for task in arguments.tasks for seed in arguments.seeds or TASKS[task]["seeds"]]
-        missing = [job for job in wanted if not record_path(*job).exists()]
+        RECORDS.mkdir(exist_ok=True)
+        jobs = [(task, seed) for task in wanted for seed in arguments.seeds or task.seeds]
+        missing = [job for job in jobs if not record_path(*job).exists()]
         run_all(missing, arguments.jobs, lambda job, cores: run(*job, cores, arguments.runs_dir))
     report()
     return 0
 
 
-def record_path(task: str, seed: int) -> Path:
-    return RECORDS / f"{task}-{seed}.json"
+def record_path(task: Task, seed: int) -> Path:
+    return RECORDS / f"{task.name}-{seed}.json"
 
 
-def run_all(jobs: list[Any], side_by_side: int, run: Callable[[Any, list[int]], None]) -> None:
-    """Call `run` with every job and its share of the cores, so that parallel runs do not compete for them."""
-    cores = sorted(os.sched_getaffinity(0))
-    shares: queue.Queue[list[int]] = queue.Queue()
-    for i in range(side_by_side):
-        shares.put(cores[i::side_by_side] or cores)
-
-    def one(job: Any) -> None:
-        share = shares.get()
-        try:
-            run(job, share)
-        finally:
-            shares.put(share)
-
-    with ThreadPoolExecutor(side_by_side) as pool:
-        list(pool.map(one, jobs))
-
-
-def run(task: str, seed: int, cores: list[int], runs_dir: str) -> None:
-    arguments = ["--config", task, "--seed", str(seed)]
-    record, _ = train(arguments, f"returns-{task}-{seed}", cores, runs_dir)
-    RECORDS.mkdir(exist_ok=True)
-    record_path(task, seed).write_text(json.dumps({"task": task, "seed": seed, **record}) + "\n")
-
-
-def train(options: list[str], name: str, cores: list[int], runs_dir: str) -> tuple[dict[str, Any], Path]:
-    """One run in a process of its own, on `cores`: what it reached and how, and its folder."""
-    arguments = ["train", *options]
-    print(f"{time.strftime('%H:%M:%S')} {name} on cores {cores}", flush=True)
-    commit, started = git_commit(), time.time()
-    done = subprocess.run(
-        [sys.executable, "-m", "proxima", *arguments, "--name", name, "--runs-dir", runs_dir],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        preexec_fn=lambda: os.sched_setaffinity(0, cores),
-    )
-    if done.returncode:
-        raise SystemExit(f"{name} failed:\n{done.stderr[-2000:]}")
-    run_dir = max((Path(runs_dir) / name).iterdir())
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    curve = [(row["global_step"], row["episode_return"]) for row in rows[:: max(1, len(rows) // CURVE_POINTS)]]
-    last = rows[-1]
-    record = {
-        "command": "proxima " + shlex.join(arguments),
-        "commit": commit,
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": f"{platform.machine()}, {len(cores)} core(s) of {os.cpu_count()}",
-        "steps": last["global_step"],
-        "seconds": round(time.time() - started, 1),
-        "steps_per_second": round(last["steps_per_second"]),
-        "final_return": last["episode_return"],
-        "curve": [*curve, (last["global_step"], last["episode_return"])],
+def run(task: Task, seed: int, cores: list[int], runs_dir: str) -> None:
+    record, run_dir = train(task.options(seed), f"returns-{task.name}-{seed}", cores, runs_dir, continues=True)
+    evaluated = evaluate(run_dir, EPISODES, cores, *(["--env-kwargs", task.eval_kwargs] if task.eval_kwargs else []))
+    record |= {
+        "task": task.name,
+        "seed": seed,
+        "evaluated_return": evaluated["return"]["mean"],
+        "evaluated_std": evaluated["return"]["std"],
     }
-    print(f"{time.strftime('%H:%M:%S')} {name}: {last['episode_return']:.2f}", flush=True)
-    return record, run_dir
+    if task.measure == "success_rate":
+        successes = curve(load_run(run_dir), "episode_success")
+        record |= {"final_success": successes[-1][1], "evaluated_success": evaluated["success_rate"]}
+        record["success_curve"] = successes
+    record_path(task, seed).write_text(json.dumps(record) + "\n")
 
 
-def git_commit() -> str:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
-    changed = subprocess.run(
-        ["git", "status", "--porcelain", "--", "proxima"], cwd=ROOT, capture_output=True, text=True
-    ).stdout
-    return commit.strip() + ("+changes" if changed.strip() else "")
+# The page -------------------------------------------------------------------------------------------------------------
+
+INTRODUCTION = f"""\
+# Returns
+
+`proxima train --env ENV --total-timesteps N --seed S`, with no other option: the preset for the env is found by its id.
+
+- **Training**: mean return of the last 100 training episodes (sampled actions) at the end of the run.
+- **Evaluated**: mean return of {EPISODES} episodes of the final policy with deterministic actions.
+- Both are interquartile means over seeds (Agarwal et al. 2021), with a 95 % bootstrap interval where there are five
+  seeds, else with minimum and maximum. Bold: at least as good as the bar.
+- **Bar**: what we want to reach. **Published**: the best published results of PPO that we know, from the benchmark
+  pages of Tianshou, Sample Factory and RL Baselines3 Zoo. They are evaluated with deterministic actions, on older
+  versions of the envs (MuJoCo v3 and v4), each with its own protocol (Tianshou: the best of the evaluations along
+  the run, mean over ten seeds; SB3 zoo: one run).
+
+Generated by `python benchmarks/returns.py`.
+"""
+HEAD = "| env | steps | seeds | training | evaluated | worst seed, evaluated | bar | published |"
 
 
 def report() -> None:
     records = [json.loads(path.read_text()) for path in sorted(RECORDS.glob("*.json"))]
-    groups = {task: [r for r in records if r["task"] == task] for task in TASKS}
-    groups = {task: group for task, group in groups.items() if group}
+    groups = {task: [r for r in records if r["task"] == task.name] for task in TASKS}
+    groups = {task: sorted(group, key=lambda r: r["seed"]) for task, group in groups.items() if group}
     if not groups:
         raise SystemExit(f"no records in {RECORDS}: run it without --report first")
-    plot(groups)
-    lines = [
-        "# Returns",
-        "",
-        "Mean return of the last 100 training episodes (sampled actions) at the end of the run: mean ± std over seeds.",
-        "Generated by `python benchmarks/returns.py`; the settings are the presets in `proxima/presets/`.",
-        "",
-        "| task | steps | seeds | return | target | published |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for task, group in groups.items():
-        finals = [r["final_return"] for r in group]
-        spread = f" ± {statistics.stdev(finals):.0f}" if len(finals) > 1 else ""
-        facts = TASKS[task]
-        lines.append(
-            f"| {task} | {group[0]['steps'] / 1e6:.1f}M | {len(group)} | **{statistics.fmean(finals):.0f}{spread}** "
-            f"| {facts['target']} | {facts['published']} |"
-        )
-    lines += ["", "![returns against steps](returns.png)", "", "Every run:", ""]
-    lines += ["| command | commit | machine | seconds | steps/s | return |", "| --- | --- | --- | --- | --- | --- |"]
-    lines += [
-        f"| `{r['command']}` | {r['commit']} | {r['machine']} | {r['seconds']:.0f} | {r['steps_per_second']:,} "
-        f"| {r['final_return']:.0f} |"
-        for group in groups.values()
-        for r in sorted(group, key=lambda r: r["seed"])
-    ]
-    lines += [
-        "",
-        "The published results are from the benchmark pages of Tianshou and Sample Factory (MuJoCo v3 and v4),",
-        "which use their own protocols.",
-        "",
-    ]
-    (ROOT / "benchmarks" / "returns.md").write_text("\n".join(lines))
+    plot({task: group for task, group in groups.items() if all("curve" in r for r in group)})
+    lines = [INTRODUCTION, HEAD, "| --- | --- | --- | --- | --- | --- | --- | --- |"]
+    lines += [table_line(task, group) for task, group in groups.items()]
+    lines += ["", "![Return against env steps](returns.png)", "", "## Every run", ""]
+    lines += ["Parts: 1 + how often the run was interrupted and resumed.", ""]
+    lines += ["| command | commit | machine | parts | seconds | training | evaluated |", "| --- " * 7 + "|"]
+    lines += [run_line(task, r) for task, group in groups.items() for r in group]
+    (ROOT / "benchmarks" / "returns.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines[1 : 3 + len(groups)]))
 
 
-def plot(groups: dict[str, list[dict[str, Any]]]) -> None:
-    columns = 2 if len(groups) == 4 else min(3, len(groups))
+def table_line(task: Task, group: list[dict[str, Any]]) -> str:
+    trained, evaluated = ([r[f"{kind}_{_measure(task)}"] for r in group] for kind in ("final", "evaluated"))
+    config = f" ({task.config})" if task.config else ""
+    cells = [f"{task.env}{config}", task.steps, f"{len(group)}", _cell(task, trained), _cell(task, evaluated)]
+    bar = "" if task.bar is None else _shown(task, task.bar)
+    return f"| {' | '.join([*cells, _shown(task, min(evaluated)), bar, task.published])} |"
+
+
+def run_line(task: Task, r: dict[str, Any]) -> str:
+    reached = [_shown(task, r[f"{kind}_{_measure(task)}"]) for kind in ("final", "evaluated")]
+    cells = [f"`{r['command']}`", r["commit"], r["machine"], f"{r.get('parts', 1)}", f"{r['seconds']:,.0f}", *reached]
+    return f"| {' | '.join(cells)} |"
+
+
+def _measure(task: Task) -> str:
+    return "success" if task.measure == "success_rate" else "return"
+
+
+def _shown(task: Task, value: float) -> str:
+    return f"{value:.0%}" if task.measure == "success_rate" else number(value)
+
+
+def _cell(task: Task, values: list[float]) -> str:
+    summary = Summary.of(values)
+    low, high = (summary.iqm_low, summary.iqm_high) if len(values) >= FEWEST else (summary.min, summary.max)
+    reached = task.bar is not None and summary.iqm >= task.bar
+    mark = "**" if reached else ""
+    return f"{mark}{_shown(task, summary.iqm)}{mark} ({_shown(task, low)} to {_shown(task, high)})"
+
+
+def plot(groups: dict[Task, list[dict[str, Any]]]) -> None:
+    columns = min(5, len(groups))
     rows = math.ceil(len(groups) / columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.2 * rows), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(rows, columns, figsize=(3.3 * columns, 2.6 * rows), squeeze=False, layout="constrained")
     for axis in axes.flat[len(groups) :]:
         axis.set_visible(False)
     for axis, (task, group) in zip(axes.flat, groups.items(), strict=False):
-        for r in sorted(group, key=lambda r: r["seed"]):
-            points = [(step / 1e6, value) for step, value in r["curve"] if value is not None]
-            axis.plot(*zip(*points, strict=True), linewidth=1.4, label=f"seed {r['seed']}")
-        axis.axhline(TASKS[task]["target"], color="0.5", linestyle="--", linewidth=1, label="target")
-        axis.set(title=task, xlabel="env steps (millions)", ylabel="episode return")
+        percent = task.measure == "success_rate"
+        for r in group:
+            points = r["success_curve"] if percent else r["curve"]
+            axis.plot(*zip(*((step / 1e6, value) for step, value in points), strict=True), linewidth=1.1)
+        if task.bar is not None:
+            axis.axhline(task.bar, color="0.5", linestyle="--", linewidth=1)
+        config = f"\n{task.config}" if task.config else ""
+        axis.set_title(f"{task.env.removeprefix('proxima/')}, {task.steps}{config}", fontsize=9)
+        axis.tick_params(labelsize=7)
         axis.grid(alpha=0.25)
-        axis.legend(fontsize=8, frameon=False)
-    figure.savefig(ROOT / "benchmarks" / "returns.png", dpi=130)
+    figure.supxlabel("env steps (millions)", fontsize=9)
+    figure.supylabel("training return (Mario: success rate), one line per seed; dashed: the bar", fontsize=9)
+    figure.savefig(ROOT / "benchmarks" / "returns.png", dpi=110)
+    plt.close(figure)
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ class PolicyOptions:
     initial_std: float = fixed(1.0, above=0)
     """Std at the start of training, in units of the scaled action; with std_mode fixed, throughout."""
     min_std: list[float] = fixed([0.01], above=0)
-    """Lower bound of the std. Two: linear over total_timesteps, from the first to the second."""
+    """Lower bound of the std. Two: from the first to the second in the last fifth of the run, linearly."""
     max_std: float = fixed(4.0, above=0)
     """Upper bound of the std."""
     scale_actions: bool = fixed(True)

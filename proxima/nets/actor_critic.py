@@ -17,6 +17,9 @@ from proxima.nets.policy import Acted, Policy
 from proxima.nets.spec import ActionSpec, Spec
 from proxima.nets.trunk import Encoders, Obs, Trunk
 
+# The learning rate is low by then, so that the policy keeps what it has learned under noise.
+_MIN_STD_FALLS_AFTER = 0.8
+
 
 class ActionHead(nn.Module):
     """Maps features to a distribution of raw actions, and raw actions to the env's actions."""
@@ -91,7 +94,8 @@ class ActionHead(nn.Module):
         """Set the lower bound of the std for this fraction of the run."""
         if isinstance(self.log_min_std, Tensor):
             first, last = self.min_std
-            self.log_min_std.fill_(math.log(first + (last - first) * min(1.0, progress)))
+            share = (min(1.0, progress) - _MIN_STD_FALLS_AFTER) / (1.0 - _MIN_STD_FALLS_AFTER)
+            self.log_min_std.fill_(math.log(first + (last - first) * max(0.0, share)))
 
     def to_env(self, action: Tensor) -> Tensor:
         """Raw actions in the env's units and within its bounds."""

@@ -276,12 +276,12 @@ def test_the_lower_bound_of_the_std_follows_the_progress(mode: str) -> None:
             policy.action_head.log_std.fill_(-50.0)
         else:
             policy.action_head.linear.bias.fill_(-50.0)
-    for progress, bound in ((0.0, 0.5), (0.25, 0.4), (1.0, 0.1), (1.5, 0.1)):
+    for progress, bound in ((0.0, 0.5), (0.8, 0.5), (0.85, 0.4), (1.0, 0.1), (1.5, 0.1)):
         policy.set_progress(progress)
         std = policy({"obs": torch.zeros(1, 5)})[0].log_std.exp()
         torch.testing.assert_close(std.mean(), torch.tensor(bound))
     # A checkpoint has the bound that its policy acted with.
-    policy.set_progress(0.25)
+    policy.set_progress(0.85)
     copy = make(min_std=[0.5, 0.1], std_mode=mode, initial_std=0.8)[2]
     copy.load_state_dict(policy.state_dict())
     torch.testing.assert_close(copy({"obs": torch.zeros(1, 5)})[0].log_std.exp().mean(), torch.tensor(0.4))

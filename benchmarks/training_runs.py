@@ -1,0 +1,114 @@
+"""What the benchmarks of returns share: training runs in processes of their own, and a record of each."""
+
+import json
+import os
+import platform
+import queue
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from proxima.report.runs import Run, load_run
+
+ROOT = Path(__file__).parent.parent
+CURVE_POINTS = 200
+
+
+def run_all(jobs: list[Any], side_by_side: int, run: Callable[[Any, list[int]], None]) -> None:
+    """Call `run` with every job and its share of the cores, so that parallel runs do not compete for them."""
+    cores = sorted(os.sched_getaffinity(0))
+    shares: queue.Queue[list[int]] = queue.Queue()
+    for i in range(side_by_side):
+        shares.put(cores[i::side_by_side] or cores)
+
+    def one(job: Any) -> None:
+        share = shares.get()
+        try:
+            run(job, share)
+        finally:
+            shares.put(share)
+
+    with ThreadPoolExecutor(side_by_side) as pool:
+        list(pool.map(one, jobs))
+
+
+def train(
+    options: list[str], name: str, cores: list[int], runs_dir: str, *, continues: bool = False
+) -> tuple[dict[str, Any], Path]:
+    """One run in a process of its own, on `cores`: what it reached and how, and its folder.
+
+    `continues`: if a run of this name was interrupted, go on from its last checkpoint.
+    """
+    print(f"{time.strftime('%H:%M:%S')} {name} on cores {cores}", flush=True)
+    folder = Path(runs_dir) / name
+    commits = _commits(folder) if continues else [git_commit()]
+    own = ["--name", name, "--runs-dir", runs_dir, "--progress", "False"]
+    proxima(["train", *options, *own, *(["--auto-resume", "True"] if continues else [])], name, cores)
+    run = load_run(max(path for path in folder.iterdir() if path.is_dir()))
+    reached = run.columns["episode_return"]
+    record = {
+        "command": "proxima " + shlex.join(["train", *options]),
+        "commit": ", ".join(commits),
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": f"{platform.machine()}, {len(cores)} core(s) of {os.cpu_count()}",
+        "steps": int(run.columns["global_step"][-1]),
+        "seconds": round(float(run.columns["wall_time"][-1]), 1),
+        "steps_per_second": round(float(run.columns["global_step"][-1] / run.columns["wall_time"][-1])),
+        "parts": 1 + len(run.ancestors),
+        "final_return": float(reached[np.isfinite(reached)][-1]),
+        "curve": curve(run, "episode_return"),
+    }
+    print(f"{time.strftime('%H:%M:%S')} {name}: {record['final_return']:.2f}", flush=True)
+    return record, run.path
+
+
+def curve(run: Run, metric: str) -> list[tuple[int, float]]:
+    """Points `(env steps, value)` of a metric, few enough to plot."""
+    steps, values = run.curve(metric)
+    shown = [*range(0, len(steps), max(1, len(steps) // CURVE_POINTS)), -1]
+    return [(int(steps[i]), float(f"{values[i]:.5g}")) for i in shown]
+
+
+def evaluate(run_dir: Path, episodes: int, cores: list[int], *options: str) -> dict[str, Any]:
+    """Episodes of the final policy, with deterministic actions unless the options say otherwise."""
+    arguments = ["evaluate", str(run_dir), "--episodes", str(episodes), "--json", *options]
+    return json.loads(proxima(arguments, f"evaluation of {run_dir}", cores))
+
+
+def proxima(arguments: list[str], name: str, cores: list[int], **options: Any) -> str:
+    """Output of a command on these cores."""
+    done = subprocess.run(
+        [sys.executable, "-m", "proxima", *arguments],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),
+        **{"cwd": ROOT, **options},
+    )
+    if done.returncode:
+        raise SystemExit(f"{name} failed:\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def git_commit() -> str:
+    """The commit of this checkout, with +changes if the package differs from it."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
+    changed = subprocess.run(
+        ["git", "status", "--porcelain", "--", "proxima"], cwd=ROOT, capture_output=True, text=True
+    ).stdout
+    return commit.strip() + ("+changes" if changed.strip() else "")
+
+
+def _commits(folder: Path) -> list[str]:
+    """Commits that the parts of a run were trained with, this one added."""
+    file = folder / "commits.txt"
+    known = file.read_text().split() if file.exists() else []
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(dict.fromkeys([*known, git_commit()])))
+    return list(dict.fromkeys([*known, git_commit()]))
