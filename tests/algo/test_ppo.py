@@ -1,5 +1,6 @@
 """The learner's invariants, on rollouts made by hand."""
 
+import math
 from typing import Any
 
 import pytest
@@ -270,6 +271,10 @@ def test_the_std_stays_in_its_range() -> None:
 
 @pytest.mark.parametrize("mode", ["learned", "state"])
 def test_the_lower_bound_of_the_std_follows_the_progress(mode: str) -> None:
+    whole = make(min_std=[0.5, 0.1], min_std_fraction=1.0, initial_std=0.5)[2]
+    whole.set_progress(0.25)
+    assert float(whole({"obs": torch.zeros(1, 5)})[0].log_std.exp().mean()) == pytest.approx(0.5)  # not below its own
+    assert math.exp(float(whole.action_head.log_min_std)) == pytest.approx(0.4)
     _, _, policy = make(min_std=[0.5, 0.1], std_mode=mode, initial_std=0.8)
     with torch.no_grad():
         if mode == "learned":
@@ -282,6 +287,7 @@ def test_the_lower_bound_of_the_std_follows_the_progress(mode: str) -> None:
         torch.testing.assert_close(std.mean(), torch.tensor(bound))
     # A checkpoint has the bound that its policy acted with.
     policy.set_progress(0.85)
+    assert float(policy({"obs": torch.zeros(1, 5)})[0].log_std.exp().mean()) == pytest.approx(0.4)
     copy = make(min_std=[0.5, 0.1], std_mode=mode, initial_std=0.8)[2]
     copy.load_state_dict(policy.state_dict())
     torch.testing.assert_close(copy({"obs": torch.zeros(1, 5)})[0].log_std.exp().mean(), torch.tensor(0.4))
