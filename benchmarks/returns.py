@@ -4,7 +4,8 @@
     python benchmarks/returns.py --tasks Hopper-v5 --seeds 1 2 3 --jobs 2
     python benchmarks/returns.py --report                           # only write the page again
 
-Each finished run writes a record to benchmarks/returns/; delete a record to repeat its run. With --jobs N, N runs go in
+Each finished run writes a record to benchmarks/returns/; delete a record to repeat its run. conclusion.md among them is
+copied to the page. With --jobs N, N runs go in
 parallel, each on its own cores. An interrupted run continues from its last checkpoint when the same command is given
 again.
 """
@@ -169,10 +170,12 @@ def report() -> None:
     groups = {task: sorted(group, key=lambda r: r["seed"]) for task, group in groups.items() if group}
     if not groups:
         raise SystemExit(f"no records in {RECORDS}: run it without --report first")
-    plot({task: group for task, group in groups.items() if all("curve" in r for r in group)})
+    if curves := {task: group for task, group in groups.items() if all("curve" in r for r in group)}:
+        plot(curves)
+    conclusion = RECORDS / "conclusion.md"
     lines = [INTRODUCTION, HEAD, "| --- | --- | --- | --- | --- | --- | --- | --- |"]
     lines += [table_line(task, group) for task, group in groups.items()]
-    lines += ["", "![Return against env steps](returns.png)", "", "## Every run", ""]
+    lines += ["", "![Return against env steps](returns.png)", "", conclusion.read_text(), "## Every run", ""]
     lines += ["Parts: 1 + how often the run was interrupted and resumed.", ""]
     lines += ["| command | commit | machine | parts | seconds | training | evaluated |", "| --- " * 7 + "|"]
     lines += [run_line(task, r) for task, group in groups.items() for r in group]
