@@ -109,6 +109,7 @@ def _commits(folder: Path) -> list[str]:
     """Commits that the parts of a run were trained with, this one added."""
     file = folder / "commits.txt"
     known = file.read_text().split() if file.exists() else []
+    commits = list(dict.fromkeys([*known, git_commit()]))
     folder.mkdir(parents=True, exist_ok=True)
-    file.write_text("\n".join(dict.fromkeys([*known, git_commit()])))
-    return list(dict.fromkeys([*known, git_commit()]))
+    file.write_text("\n".join(commits))
+    return commits
