@@ -121,9 +121,7 @@ class PolicyOptions:
     initial_std: float = fixed(1.0, above=0)
     """Std at the start of training, in units of the scaled action; with std_mode fixed, throughout."""
     min_std: list[float] = fixed([0.01], above=0)
-    """Lower bound of the std. Two: from the first to the second at the end of the run (min_std_fraction)."""
-    min_std_fraction: float = fixed(0.2, above=0, at_most=1)
-    """Last fraction of total_timesteps, over which min_std goes linearly from its first to its second number."""
+    """Lower bound of the std. Two: from the first to the second in the last fifth of the run, linearly."""
     max_std: float = fixed(4.0, above=0)
     """Upper bound of the std."""
     scale_actions: bool = fixed(True)

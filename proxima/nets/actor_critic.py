@@ -17,6 +17,9 @@ from proxima.nets.policy import Acted, Policy
 from proxima.nets.spec import ActionSpec, Spec
 from proxima.nets.trunk import Encoders, Obs, Trunk
 
+# Fraction of the run; the learning rate is low then, so that the policy keeps what it has learned under noise.
+_MIN_STD_FALLS_IN_LAST = 0.2
+
 
 class ActionHead(nn.Module):
     """Maps features to a distribution of raw actions, and raw actions to the env's actions."""
@@ -30,8 +33,7 @@ class ActionHead(nn.Module):
         self.action = action
         self.kind = _distribution_kind(action, options)
         self.std_mode = options.std_mode
-        self.min_std, self.min_std_fraction = options.min_std, options.min_std_fraction
-        self.log_max_std = math.log(options.max_std)
+        self.min_std, self.log_max_std = options.min_std, math.log(options.max_std)
         if self._is_gaussian and len(self.min_std) > 1:  # a tensor, so that a change does not recompile
             self.register_buffer("log_min_std", torch.tensor(math.log(self.min_std[0])))
         else:
@@ -92,7 +94,7 @@ class ActionHead(nn.Module):
         """Set the lower bound of the std for this fraction of the run."""
         if isinstance(self.log_min_std, Tensor):
             first, last = self.min_std
-            share = 1.0 - (1.0 - min(1.0, progress)) / self.min_std_fraction
+            share = 1.0 - (1.0 - min(1.0, progress)) / _MIN_STD_FALLS_IN_LAST
             self.log_min_std.fill_(math.log(first + (last - first) * max(0.0, share)))
 
     def to_env(self, action: Tensor) -> Tensor:
