@@ -97,12 +97,16 @@ def proxima(arguments: list[str], name: str, cores: list[int], **options: Any) -
 
 
 def git_commit() -> str:
-    """The commit of this checkout, with +changes if the package differs from it."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
-    changed = subprocess.run(
-        ["git", "status", "--porcelain", "--", "proxima"], cwd=ROOT, capture_output=True, text=True
-    ).stdout
-    return commit.strip() + ("+changes" if changed.strip() else "")
+    """The last commit that changed the package, with +changes if the package differs from it.
+
+    So runs with the same commit were trained by the same code, whatever was written about them in between.
+    """
+    commit = _git("log", "-1", "--format=%h", "--abbrev=7", "--", "proxima")
+    return commit + ("+changes" if _git("status", "--porcelain", "--", "proxima") else "")
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _commits(folder: Path) -> list[str]:
