@@ -2,12 +2,16 @@
 
     python benchmarks/returns.py --jobs 2                           # every task and seed without a record: a day
     python benchmarks/returns.py --tasks Hopper-v5 --seeds 1 2 3 --jobs 2
+    python benchmarks/returns.py --verify --jobs 2                  # do recorded runs begin the same with this code?
     python benchmarks/returns.py --report                           # only write the page again
 
 Each finished run writes a record to benchmarks/returns/; delete a record to repeat its run. conclusion.md among them is
-copied to the page. With --jobs N, N runs go in
-parallel, each on its own cores. An interrupted run continues from its last checkpoint when the same command is given
-again.
+copied to the page. With --jobs N, N runs go in parallel, each on its own cores. An interrupted run continues from its
+last checkpoint when the same command is given again.
+
+Records of several commits belong on one page only if the code between them trains in the same way. --verify shows it:
+it repeats the first tenth of recorded runs, compares their returns with the record, digit by digit, and notes the
+commit in the record.
 """
 
 import argparse
@@ -22,7 +26,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from training_runs import ROOT, curve, evaluate, run_all, train
+from training_runs import ROOT, curve, evaluate, git_commit, repeats, run_all, train
 
 from proxima.evaluation.statistics import FEWEST, Summary
 from proxima.report.runs import load_run
@@ -109,14 +113,18 @@ def main() -> int:
     parser.add_argument("--seeds", nargs="+", type=int, help="(default: those of the table)")
     parser.add_argument("--jobs", type=int, default=1, help="runs in parallel")
     parser.add_argument("--runs-dir", default=str(ROOT / "runs"), help="folder of the runs")
+    parser.add_argument("--verify", action="store_true", help="repeat the beginning of recorded runs, and compare")
     parser.add_argument("--report", action="store_true", help="only write the page from the records")
     arguments = parser.parse_args()
     wanted = [task for task in TASKS if any(task.name.startswith(name) for name in arguments.tasks or [""])]
     if not wanted:
         raise SystemExit(f"no task begins with {arguments.tasks}; there are {', '.join(BY_NAME)}")
-    if not arguments.report:
+    jobs = [(task, seed) for task in wanted for seed in arguments.seeds or task.seeds]
+    if arguments.verify:
+        recorded = [job for job in jobs if record_path(*job).exists()]
+        run_all(recorded, arguments.jobs, lambda job, cores: verify(*job, cores))
+    elif not arguments.report:
         RECORDS.mkdir(exist_ok=True)
-        jobs = [(task, seed) for task in wanted for seed in arguments.seeds or task.seeds]
         missing = [job for job in jobs if not record_path(*job).exists()]
         run_all(missing, arguments.jobs, lambda job, cores: run(*job, cores, arguments.runs_dir))
     report()
@@ -141,6 +149,14 @@ def run(task: Task, seed: int, cores: list[int], runs_dir: str) -> None:
         record |= {"final_success": successes[-1][1], "evaluated_success": evaluated["success_rate"]}
         record["success_curve"] = successes
     record_path(task, seed).write_text(json.dumps(record) + "\n")
+
+
+def verify(task: Task, seed: int, cores: list[int]) -> None:
+    path = record_path(task, seed)
+    record = json.loads(path.read_text())
+    if not repeats(record, path.stem, cores):
+        raise SystemExit(f"{path.stem} begins differently with this code: delete its record and run it again")
+    path.write_text(json.dumps(record | {"verified": git_commit()}) + "\n")
 
 
 # The page -------------------------------------------------------------------------------------------------------------
@@ -176,7 +192,11 @@ def report() -> None:
     lines = [INTRODUCTION, HEAD, "| --- | --- | --- | --- | --- | --- | --- | --- |"]
     lines += [table_line(task, group) for task, group in groups.items()]
     lines += ["", "![Return against env steps](returns.png)", "", conclusion.read_text(), "## Every run", ""]
-    lines += ["Parts: 1 + how often the run was interrupted and resumed.", ""]
+    lines += [
+        "Commit: the last one that changed the package; `A, as B`: trained with A; the first tenth, repeated with B,",
+        "had the same returns. Parts: 1 + how often the run was interrupted and resumed.",
+        "",
+    ]
     lines += ["| command | commit | machine | parts | seconds | training | evaluated |", "| --- " * 7 + "|"]
     lines += [run_line(task, r) for task, group in groups.items() for r in group]
     (ROOT / "benchmarks" / "returns.md").write_text("\n".join(lines) + "\n")
@@ -193,7 +213,8 @@ def table_line(task: Task, group: list[dict[str, Any]]) -> str:
 
 def run_line(task: Task, r: dict[str, Any]) -> str:
     reached = [_shown(task, r[f"{kind}_{_measure(task)}"]) for kind in ("final", "evaluated")]
-    cells = [f"`{r['command']}`", r["commit"], r["machine"], f"{r.get('parts', 1)}", f"{r['seconds']:,.0f}", *reached]
+    commit = r["commit"] + (f", as {r['verified']}" if r.get("verified", r["commit"]) != r["commit"] else "")
+    cells = [f"`{r['command']}`", commit, r["machine"], f"{r.get('parts', 1)}", f"{r['seconds']:,.0f}", *reached]
     return f"| {' | '.join(cells)} |"
 
 

@@ -7,6 +7,7 @@ import queue
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -69,11 +70,49 @@ def train(
     return record, run.path
 
 
+def repeats(record: dict[str, Any], name: str, cores: list[int]) -> bool:
+    """Whether the first tenth of a recorded run has the same returns with the present code, to the digits recorded.
+
+    Training is deterministic, so a change of the code that changes what is learned shows within a few updates.
+    """
+    print(f"{time.strftime('%H:%M:%S')} beginning of {name} on cores {cores}", flush=True)
+    recorded = [point for point in record["curve"] if point[0] <= record["steps"] / 10]
+    if not recorded:
+        raise SystemExit(f"{name} has no point of its curve to compare with in the first tenth of the run")
+    options = shlex.split(record["command"])[1:]
+    again: dict[int, float] = {}
+    with tempfile.TemporaryDirectory() as runs_dir:
+        own = ["--name", "beginning", "--runs-dir", runs_dir, "--progress", "False", "--save-checkpoint", "False"]
+        process = start([*options, *own], cores, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
+        try:
+            while process.poll() is None and not (again := _beginning(Path(runs_dir), recorded[-1][0])):
+                time.sleep(1)
+        finally:
+            process.kill()
+            process.wait()
+    if not again:
+        raise SystemExit(f"{name}: the command of its record fails now")
+    return all(again.get(step) == value for step, value in recorded)
+
+
+def _beginning(runs_dir: Path, last: int) -> dict[int, float]:
+    """Returns by env step of the run in a folder; empty if it has not come to the step `last` yet."""
+    files = list(runs_dir.glob("*/*/metrics.jsonl"))
+    if not files:
+        return {}
+    steps, values = load_run(files[0].parent).curve("episode_return")
+    return dict(map(_point, steps, values)) if len(steps) and steps[-1] >= last else {}
+
+
 def curve(run: Run, metric: str) -> list[tuple[int, float]]:
     """Points `(env steps, value)` of a metric, few enough to plot."""
     steps, values = run.curve(metric)
     shown = [*range(0, len(steps), max(1, len(steps) // CURVE_POINTS)), -1]
-    return [(int(steps[i]), float(f"{values[i]:.5g}")) for i in shown]
+    return [_point(steps[i], values[i]) for i in shown]
+
+
+def _point(step: float, value: float) -> tuple[int, float]:
+    return int(step), float(f"{value:.5g}")
 
 
 def evaluate(run_dir: Path, episodes: int, cores: list[int], *options: str) -> dict[str, Any]:
@@ -84,16 +123,17 @@ def evaluate(run_dir: Path, episodes: int, cores: list[int], *options: str) -> d
 
 def proxima(arguments: list[str], name: str, cores: list[int], **options: Any) -> str:
     """Output of a command on these cores."""
-    done = subprocess.run(
-        [sys.executable, "-m", "proxima", *arguments],
-        capture_output=True,
-        text=True,
-        preexec_fn=lambda: os.sched_setaffinity(0, cores),
-        **{"cwd": ROOT, **options},
-    )
-    if done.returncode:
-        raise SystemExit(f"{name} failed:\n{done.stderr[-2000:]}")
-    return done.stdout
+    process = start(arguments, cores, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **{"cwd": ROOT, **options})
+    output, errors = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"{name} failed:\n{errors[-2000:]}")
+    return output
+
+
+def start(arguments: list[str], cores: list[int], **options: Any) -> subprocess.Popen[str]:
+    """A command of Proxima in a process of its own, on these cores."""
+    command = [sys.executable, "-m", "proxima", *arguments]
+    return subprocess.Popen(command, text=True, preexec_fn=lambda: os.sched_setaffinity(0, cores), **options)
 
 
 def git_commit() -> str:
