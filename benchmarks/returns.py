@@ -154,6 +154,9 @@ def run(task: Task, seed: int, cores: list[int], runs_dir: str) -> None:
 def verify(task: Task, seed: int, cores: list[int]) -> None:
     path = record_path(task, seed)
     record = json.loads(path.read_text())
+    if "cores" not in record:
+        print(f"{path.stem}: an old record, without what is compared")
+        return
     if not repeats(record, path.stem, cores):
         raise SystemExit(f"{path.stem} begins differently with this code: delete its record and run it again")
     path.write_text(json.dumps(record | {"verified": git_commit()}) + "\n")

@@ -58,6 +58,7 @@ def train(
         "command": "proxima " + shlex.join(["train", *options]),
         "commit": ", ".join(commits),
         "date": time.strftime("%Y-%m-%d"),
+        "cores": len(cores),
         "machine": f"{platform.machine()}, {len(cores)} core(s) of {os.cpu_count()}",
         "steps": int(run.columns["global_step"][-1]),
         "seconds": round(float(run.columns["wall_time"][-1]), 1),
@@ -73,8 +74,12 @@ def train(
 def repeats(record: dict[str, Any], name: str, cores: list[int]) -> bool:
     """Whether the first tenth of a recorded run has the same returns with the present code, to the digits recorded.
 
-    Training is deterministic, so a change of the code that changes what is learned shows within a few updates.
+    Training is deterministic, so a change of the code that changes what is learned shows within a few updates. Other
+    numbers of threads round differently, so it needs as many cores.
     """
+    if len(cores) < record["cores"]:
+        raise SystemExit(f"{name} was trained on {record['cores']} cores; each job has {len(cores)}: lower --jobs")
+    cores = cores[: record["cores"]]
     print(f"{time.strftime('%H:%M:%S')} beginning of {name} on cores {cores}", flush=True)
     recorded = [point for point in record["curve"] if point[0] <= record["steps"] / 10]
     if not recorded:
@@ -98,7 +103,7 @@ def repeats(record: dict[str, Any], name: str, cores: list[int]) -> bool:
 def _beginning(runs_dir: Path, last: int) -> dict[int, float]:
     """Returns by env step of the run in a folder; empty if it has not come to the step `last` yet."""
     files = list(runs_dir.glob("*/*/metrics.jsonl"))
-    if not files:
+    if not files or not files[0].stat().st_size:
         return {}
     steps, values = load_run(files[0].parent).curve("episode_return")
     return dict(map(_point, steps, values)) if len(steps) and steps[-1] >= last else {}
