@@ -194,7 +194,14 @@ def report() -> None:
     conclusion = RECORDS / "conclusion.md"
     lines = [INTRODUCTION, HEAD, "| --- | --- | --- | --- | --- | --- | --- | --- |"]
     lines += [table_line(task, group) for task, group in groups.items()]
-    lines += ["", "![Return against env steps](returns.png)", "", conclusion.read_text(), "## Every run", ""]
+    lines += ["", "![Return against env steps](returns.png)", ""]
+    lines += [
+        "One line per seed; dashed: the bar. Mario: success rate.",
+        "",
+        conclusion.read_text(),
+        "## Every run",
+        "",
+    ]
     lines += [
         "Commit: the last one that changed the package; `A, as B`: trained with A; the first tenth, repeated with B,",
         "had the same returns. Parts: 1 + how often the run was interrupted and resumed.",
@@ -255,7 +262,7 @@ def plot(groups: dict[Task, list[dict[str, Any]]]) -> None:
         axis.tick_params(labelsize=7)
         axis.grid(alpha=0.25)
     figure.supxlabel("env steps (millions)", fontsize=9)
-    figure.supylabel("training return (Mario: success rate), one line per seed; dashed: the bar", fontsize=9)
+    figure.supylabel("training return", fontsize=9)
     figure.savefig(ROOT / "benchmarks" / "returns.png", dpi=110)
     plt.close(figure)
 
