@@ -228,7 +228,7 @@ def table_line(case: Case, records: list[dict[str, Any]]) -> str:
 
 def plot(by_case: dict[str, list[dict[str, Any]]], path: Path) -> None:
     """Plot the mean over seeds; with smdp on, also their range."""
-    figure, axes = plt.subplots(1, len(STEP_SECONDS), figsize=(5.4 * len(STEP_SECONDS), 4.0), layout="constrained")
+    figure, axes = plt.subplots(1, len(STEP_SECONDS), figsize=(5.4 * len(STEP_SECONDS), 4.4), layout="constrained")
     colours = {hold: f"C{i}" for i, hold in enumerate(HOLDS)}
     for axis, task in zip(axes, STEP_SECONDS, strict=True):
         for case in cases():
@@ -243,7 +243,7 @@ def plot(by_case: dict[str, list[dict[str, Any]]], path: Path) -> None:
                 axis.fill_between(steps, low, high, color=colours[case.hold], alpha=0.12, linewidth=0)
         axis.set(title=task, xlabel="env steps (millions)", ylabel="episode return")
         axis.grid(alpha=0.25)
-        axis.legend(fontsize=7, frameon=False)
+        axis.legend(fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3)
     figure.savefig(path, dpi=130)
 
 
