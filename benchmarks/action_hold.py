@@ -55,10 +55,12 @@ least {FEWEST}, as smaller batches are too noisy.
 
 `smdp` on discounts by the env steps that an action took; off uses gamma per action and undiscounted sums of rewards. An
 action of k steps is then discounted by gamma, and the horizon is k times as long. `on, gamma ** (1 / k)` has that same
-horizon and discounts exactly: the fair comparison with off. A
-step of HalfCheetah takes 0.05 s, so a hold of 0.05 s is no hold there; without a hold smdp has no effect, so there is
-one row for both. A step of Hopper takes 0.008 s. The runs shared the machine with other work, so their steps/s are only
-roughly comparable; those of the back ends, below, were measured alone."""
+horizon and discounts exactly: the fair comparison with off.
+
+A step of HalfCheetah takes 0.05 s, so a hold of 0.05 s is no hold there; without a hold smdp has no effect, so there is
+one row for both. A step of Hopper takes 0.008 s. The runs shared the machine with other work, and those with
+`gamma ** (1 / k)` were made later, with faster code on a faster machine, so their steps/s are not comparable; those of
+the back ends, below, were measured alone."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,13 @@ class Case:
         """Name of the records."""
         hold = "-".join(f"{seconds:g}" for seconds in dict.fromkeys(self.hold))
         return f"{self.task}-{hold}-{self.mode or ('root' if self.same_horizon else 'smdp' if self.smdp else 'plain')}"
+
+    @property
+    def discounting(self) -> str:
+        """The option smdp, and gamma if it is not the preset's."""
+        if self.steps == (1, 1):
+            return "no hold"
+        return f"on, gamma {self.gamma:.4f}" if self.same_horizon else "on" if self.smdp else "off"
 
     @property
     def gamma(self) -> float:
@@ -185,17 +194,18 @@ def report(out: Path, records: Path) -> None:
         "## How it was measured",
         HOW,
         "",
-        "| task | hold | env steps | smdp | num_steps | return | seeds | steps/s |",
+        "| task | hold | env steps per action | smdp | num_steps | return | seeds | steps/s |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     shown = [case for case in (*cases(), *mode_cases()) if case.key in by_case]
     lines += [table_line(case, by_case[case.key]) for case in shown if case.mode is None]
-    lines += ["", "![Returns against env steps](action_hold.png)", "", "## Back ends"]
+    lines += ["", "![Returns against env steps](action_hold.png)", ""]
+    lines += ["Mean over seeds; shaded: their range, only with `smdp` on.", "", "## Back ends"]
     lines += [
         f"The same run of {MODES_STEPS} env steps on each back end, one at a time on an idle machine. Results are",
         "bit-identical, hence the equal returns.",
         "",
-        "| task | hold | env steps | back end | num_steps | return | seeds | steps/s |",
+        "| task | hold | env steps per action | back end | num_steps | return | seeds | steps/s |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     lines += [table_line(case, by_case[case.key]) for case in shown if case.mode is not None]
@@ -217,11 +227,10 @@ def table_line(case: Case, records: list[dict[str, Any]]) -> str:
         spread = f" ± {STUDENT[len(finals)] * statistics.stdev(finals) / math.sqrt(len(finals)):.0f}"
     start, end = case.steps
     steps = f"{start}" if start == end else f"{start} -> {end}"
-    how = case.mode or ("no hold" if start == end == 1 else "on" if case.smdp else "off")
-    how += f", gamma {case.gamma:.4f}" if case.same_horizon else ""
+    how = case.mode or case.discounting
     speed, mean = statistics.fmean(r["steps_per_second"] for r in records), statistics.fmean(finals)
     return (
-        f"| {case.task} | {case.label} | {steps} | {how} | {case.num_steps} | **{mean:.0f}{spread}** | {len(finals)} "
+        f"| {case.task} | {case.label} | {steps} | {how} | {case.num_steps} | {mean:.0f}{spread} | {len(finals)} "
         f"| {speed:,.0f} |"
     )
 
@@ -235,10 +244,9 @@ def plot(by_case: dict[str, list[dict[str, Any]]], path: Path) -> None:
             if case.task != task or case.key not in by_case:
                 continue
             steps, low, mean, high = averaged([r["curve"] for r in by_case[case.key]])
-            word = "" if case.steps == (1, 1) else ", smdp" if case.smdp else ", plain"
-            word += ", long horizon" if case.same_horizon else ""
             line = ":" if case.same_horizon else "-" if case.smdp else "--"
-            axis.plot(steps, mean, line, color=colours[case.hold], linewidth=1.4, label=case.label + word)
+            label = f"{case.label}, {case.discounting}"
+            axis.plot(steps, mean, line, color=colours[case.hold], linewidth=1.4, label=label)
             if case.smdp:
                 axis.fill_between(steps, low, high, color=colours[case.hold], alpha=0.12, linewidth=0)
         axis.set(title=task, xlabel="env steps (millions)", ylabel="episode return")
