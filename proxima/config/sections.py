@@ -259,8 +259,8 @@ class OptimizerOptions:
     """Clip the gradient to this norm. None: no clipping."""
     gradient_accumulation: int = option(1, at_least=1)
     """Minibatches whose gradients are averaged into one optimizer step."""
-    precision: Literal["fp32", "bf16", "fp16"] = option("fp32")
-    """Precision of the networks in the update; bf16 needs a GPU or a CPU with bf16 instructions, fp16 a GPU."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = option("fp32")
+    """Of the update: fp32, bf16 (needs a GPU or CPU that has it), fp16 (a GPU); auto: bf16 for images if possible."""
 
 
 @dataclass

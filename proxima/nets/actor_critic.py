@@ -12,7 +12,7 @@ from proxima.algo.distributions import BETA_NOISE, Categorical, Distribution
 from proxima.config.sections import NormalizeOptions, PolicyOptions
 from proxima.errors import UsageError
 from proxima.nets.encoders import MLP, init_layer
-from proxima.nets.masked_linear import masked_linear
+from proxima.nets.masked_linear import full_precision_linear, masked_linear
 from proxima.nets.policy import Acted, Policy
 from proxima.nets.spec import ActionSpec, Spec
 from proxima.nets.trunk import Encoders, Obs, Trunk
@@ -218,7 +218,7 @@ class ActorCritic(Policy):
     def _value(self, features: Tensor, obs: Obs) -> Tensor:
         if self.beside is not None:
             features = torch.cat((features, self.beside(obs)), -1)
-        return self.value_head(self.value_mlp(features)).float().squeeze(-1)
+        return full_precision_linear(self.value_head, self.value_mlp(features)).squeeze(-1)
 
 
 def _distribution_kind(action: ActionSpec, options: PolicyOptions) -> str:

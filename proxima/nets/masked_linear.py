@@ -1,9 +1,19 @@
-"""The last layer of a policy whose invalid choices are masked."""
+"""The last layers of policies: in full precision, and with invalid choices masked."""
 
 import torch
 from torch import Tensor, nn
 
-from proxima.algo.distributions import LOWEST, masked, valid_choices
+from proxima.algo.distributions import LOWEST, valid_choices
+
+
+def full_precision_linear(linear: nn.Linear, features: Tensor) -> Tensor:
+    """Outputs `[B, O]` in float32, also where autocast is on.
+
+    Rounded to bf16, a value or Q would be off by up to 0.4 %, as much as the advantages of many actions. The layer is
+    small, so that this takes no noticeable time.
+    """
+    with torch.autocast(features.device.type, enabled=False):
+        return linear(features.float())
 
 
 def masked_linear(linear: nn.Linear, features: Tensor, mask: Tensor | None, sizes: tuple[int, ...]) -> Tensor:
@@ -12,10 +22,9 @@ def masked_linear(linear: nn.Linear, features: Tensor, mask: Tensor | None, size
     A column of `sizes` choices that allows nothing, as in a final observation, counts as not masked.
     """
     if mask is None:
-        return linear(features).float()
+        return full_precision_linear(linear, features)
     valid = torch.cat([valid_choices(column) for column in mask.split(sizes, -1)], -1)
-    if torch.is_autocast_enabled(features.device.type):  # to a dtype that may not have such low numbers
-        return masked(linear(features).float(), valid)
     # As part of the bias, a mask does not change the code that is compiled for what follows, nor the order of its sums:
     # one that allows everything changes no bit.
-    return torch.addmm(linear.bias + torch.where(valid, 0.0, LOWEST), features, linear.weight.t())
+    with torch.autocast(features.device.type, enabled=False):
+        return torch.addmm(linear.bias + torch.where(valid, 0.0, LOWEST), features.float(), linear.weight.t())

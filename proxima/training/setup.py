@@ -92,7 +92,7 @@ def build_parts(config: Config, ranks: Ranks | None = None) -> Parts:
         chosen, notices = settle(config, traits)
         check_minibatches(config, ranks)
         device = choose_device(config, images=images or env.device.type == "cuda", ranks=ranks)
-        check_precision(config, device)
+        settle_precision(config, device, images=images)
         threads = choose_threads(config, images=images, cores=cores)
         if wish is not None and wish > threads.learn:
             notices.append(f"num_threads is {wish}, but there are {threads.learn} cores: {threads.learn} are used.")
@@ -211,16 +211,25 @@ def _choose_device(config: Config, *, images: bool) -> torch.device:
     return device
 
 
-def check_precision(config: Config, device: torch.device) -> None:
-    """Refuse a reduced precision where it would be slower: it needs a GPU, or for bf16 a CPU with bf16 arithmetic."""
-    precision = config.optimizer.precision
-    if precision == "fp32" or device.type == "cuda" or (precision == "bf16" and _cpu_has_bf16()):
-        return
-    why = "this CPU has no bf16 arithmetic" if precision == "bf16" else f"the device is {device}"
-    raise UsageError(f"precision is {precision}, but {why}: use device cuda or precision fp32.")
+def settle_precision(config: Config, device: torch.device, *, images: bool) -> None:
+    """Decide what `precision` auto is, and refuse a reduced precision where it would be slower.
+
+    It is decided once, before the config is saved: a resume has the same precision, or says that it cannot.
+    """
+    optimizer, has_bf16 = config.optimizer, _has_bf16(device)
+    if optimizer.precision == "auto":
+        optimizer.precision = "bf16" if images and has_bf16 else "fp32"
+    precision = optimizer.precision
+    if precision == "bf16" and not has_bf16:
+        raise UsageError(f"precision is bf16, but this {device.type} has no bf16 arithmetic: use precision fp32.")
+    if precision == "fp16" and device.type != "cuda":
+        raise UsageError(f"precision is fp16, but the device is {device}: use device cuda or precision fp32.")
 
 
-def _cpu_has_bf16() -> bool:
+def _has_bf16(device: torch.device) -> bool:
+    """Whether a device computes with bf16, rather than converting it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
     capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()  # PyTorch 2.12 and later
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 

@@ -50,3 +50,13 @@ def test_reduced_precision_has_exact_zeros_too(dtype: torch.dtype) -> None:
     with torch.autocast("cpu", dtype):
         out = masked_linear(linear, features, mask, SIZES)
     assert out.dtype == torch.float32 and bool((out[~mask] == LOWEST).all()) and bool((out[mask] > LOWEST).all())
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_last_layer_is_in_full_precision_under_autocast(masked: bool) -> None:
+    linear, features = layer()
+    mask = torch.ones(50, 7, dtype=torch.bool) if masked else None
+    exact = masked_linear(linear, features, mask, SIZES)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not torch.equal(linear(features).float(), exact)  # autocast does round
+        assert torch.equal(masked_linear(linear, features, mask, SIZES), exact)

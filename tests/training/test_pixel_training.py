@@ -9,9 +9,11 @@ import torch
 from proxima import train
 from proxima.config import load_config
 from proxima.data.rollout import Rollout
+from proxima.errors import UsageError
 from proxima.evaluation.episodes import evaluate
 from proxima.nets import spec
 from proxima.runs import checkpoint
+from proxima.training import setup
 from proxima.training.ppo import PPO
 from proxima.training.trainer import Trainer
 
@@ -174,3 +176,24 @@ def test_a_longer_resume_says_that_exploration_goes_back() -> None:
     trainer.restore(run.checkpoint)
     trainer.close()
     assert any("random actions goes from" in notice for notice in trainer.notices)
+
+
+@pytest.mark.parametrize(
+    ("env", "has_bf16", "expected"), [("images", True, "bf16"), ("images", False, "fp32"), ("vectors", True, "fp32")]
+)
+def test_precision_auto_is_bf16_for_images_where_the_hardware_has_it(
+    env: str, has_bf16: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup, "_has_bf16", lambda device: has_bf16)
+    options = CATCH if env == "images" else {**CATCH, "env": "CartPole-v1", "env_kwargs": {}}
+    options = {**options, "num_steps": 8, "total_timesteps": 64, "runs_dir": str(tmp_path), "precision": "auto"}
+    run = train(**options)
+    assert load_config(run.run_dir / "config.yaml", {}).optimizer.precision == expected
+
+
+def test_a_precision_that_the_machine_lacks_is_refused_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup, "_has_bf16", lambda device: False)
+    with pytest.raises(UsageError, match="precision is bf16, but this cpu has no bf16 arithmetic: use precision fp32"):
+        train(**CATCH, runs_dir=str(tmp_path), precision="bf16")
