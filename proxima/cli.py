@@ -362,7 +362,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from proxima.report.compare import HEAD, rows, sentences, write_comparison
+    from proxima.report.compare import sentences, table, write_comparison
 
     _raise_on_interrupt()
 
@@ -370,9 +370,9 @@ def _compare(arguments: argparse.Namespace) -> int:
     if arguments.markdown:
         print(markdown, end="")
         return 0
-    table = [HEAD, *rows(comparison)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for name, *cells in table:
+    lines = table(comparison)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for name, *cells in lines:
         padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
         print("  ".join([name.ljust(widths[0]), *padded]))
     print("\n".join([*sentences(comparison), f"page {page}"]))

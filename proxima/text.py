@@ -25,6 +25,20 @@ def number(value: float, *, scale: float = 0.0) -> str:
     return f"{value:,.0f}" if size >= 1e5 else f"{value:,.1f}".removesuffix(".0")
 
 
+def duration(seconds: float) -> str:
+    """Seconds below two minutes, then minutes, and hours from two hours on; "-" for NaN.
+
+    Example:
+        >>> [duration(x) for x in (48.21, 1159.2, 4137, 8849, float("nan"))]
+        ['48.2 s', '19 min', '69 min', '2.5 h', '-']
+    """
+    if math.isnan(seconds):
+        return "-"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 def percent(share: float) -> str:
     """A fraction in integer percent, never "-0%"; "-" for NaN.
 

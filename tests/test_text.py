@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxima.text import number, percent
+from proxima.text import duration, number, percent
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,11 @@ def test_rounding_errors_are_zero() -> None:
 )
 def test_percentages_are_never_minus_zero(share: float, text: str) -> None:
     assert percent(share) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0, "0 s"), (0.1234, "0.123 s"), (119.6, "120 s"), (120.0, "2 min"), (7199.0, "120 min"), (7200.0, "2.0 h")],
+)
+def test_durations_have_the_unit_that_people_would_use(seconds: float, text: str) -> None:
+    assert duration(seconds) == text and duration(float("nan")) == "-"

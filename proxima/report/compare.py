@@ -14,14 +14,14 @@ from proxima.evaluation.statistics import FEWEST, Summary
 from proxima.report.comparison import Comparison, Result, comparable, compare, improvement
 from proxima.report.runs import Group, differing, load_groups, used_options
 from proxima.runs.layout import VIDEOS
-from proxima.text import number
+from proxima.text import duration, number, percent
 
 log = logging.getLogger("proxima")
 
 LARGEST_VIDEO = 8_000_000  # bytes to embed
 HEAD = (
     *("", "seeds", "final training return (IQM)", "spread over seeds", "final evaluated return"),
-    *("mean over steps", "steps to threshold", "time to threshold", "steps/s"),
+    *("final success rate", "mean over steps", "steps to threshold", "time to threshold", "training time", "steps/s"),
 )
 _NAMED_PATHS = 3
 
@@ -75,6 +75,12 @@ def rows(comparison: Comparison) -> list[tuple[str, ...]]:
     return [_row(result, comparison.threshold) for result in comparison.results]
 
 
+def table(comparison: Comparison) -> list[tuple[str, ...]]:
+    """`HEAD` and `rows`, without columns in which no group has a value."""
+    columns = zip(HEAD, *rows(comparison), strict=True)
+    return list(zip(*(column for column in columns if set(column[1:]) != {"-"}), strict=True))
+
+
 def sentences(comparison: Comparison) -> list[str]:
     """For each pair of groups of one env, which is better and how certain that is."""
     lines = []
@@ -117,9 +123,11 @@ def _row(result: Result, threshold: float | None) -> tuple[str, ...]:
         number(training.iqm),
         _spread(training, seeds),
         "-" if evaluated is None else f"{number(evaluated.iqm)} ({_spread(evaluated, seeds)})",
+        "-" if result.success is None else percent(result.success),
         number(result.area),
         missed if steps is None else f"{steps:,.0f}",
-        "-" if seconds is None else f"{number(seconds)} s",
+        "-" if seconds is None else duration(seconds),
+        duration(result.seconds),
         number(round(rate) if rate >= 10 else rate),
     )
 
@@ -139,9 +147,10 @@ def _options(groups: list[Group]) -> list[tuple[str, ...]]:
 
 
 def _notes(comparison: Comparison) -> list[str]:
+    rate = "" if comparison.results[0].success is None else " and success rate"
     notes = [
-        "Final training return: mean of the training episodes in the last tenth of a run. IQM: interquartile mean "
-        "over runs. Intervals and bands are 95 % bootstrap intervals over seeds; with fewer than "
+        f"Final training return{rate}: mean of the training episodes in the last tenth of a run. IQM: "
+        "interquartile mean over runs. Intervals and bands are 95 % bootstrap intervals over seeds; with fewer than "
         f"{FEWEST} seeds, min to max.",
         "Mean over steps: mean training return up to the last step that all runs have."
         + ("" if comparison.threshold is None else f" Threshold: {number(comparison.threshold)}."),
@@ -162,7 +171,8 @@ def _damage(comparison: Comparison) -> list[str]:
 
 def _html(comparison: Comparison, drawn: list[Path]) -> str:
     labels = [group.label for group in comparison.groups]
-    parts = ["<h1>Comparison</h1>", page.table(HEAD, rows(comparison)), page.paragraph(sentences(comparison))]
+    head, *body = table(comparison)
+    parts = ["<h1>Comparison</h1>", page.table(head, body), page.paragraph(sentences(comparison))]
     parts += [page.paragraph(_notes(comparison)), *map(page.picture, drawn)]
     results = comparison.results
     for kind in results[0].finals:
@@ -173,8 +183,8 @@ def _html(comparison: Comparison, drawn: list[Path]) -> str:
             parts += [page.table(("", *labels), [(label, *line) for label, line in zip(labels, cells, strict=True)])]
     if len(labels) > 1:
         parts += ["<h2>Options that differ</h2>", page.table(("", *labels), _options(comparison.groups))]
-    head = ("group", "env", "seed", "final training return", "final evaluated return", "folder")
-    parts += ["<h2>Runs</h2>", page.table(head, _runs(comparison))]
+    columns = ("group", "env", "seed", "final training return", "final evaluated return", "folder")
+    parts += ["<h2>Runs</h2>", page.table(columns, _runs(comparison))]
     for group in comparison.groups:
         parts += _videos(group)
     return page.page("Comparison", parts)
@@ -202,16 +212,16 @@ def _videos(group: Group) -> list[str]:
 
 
 def _markdown(comparison: Comparison, drawn: list[Path]) -> str:
-    def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
-        lines = [[_literal(cell) for cell in line] for line in (head, *body)]
-        return ["| " + " | ".join(line) + " |" for line in (lines[0], ["---"] * len(head), *lines[1:])]
+    def lines(cells: Sequence[Sequence[str]]) -> list[str]:
+        head, *body = [[_literal(cell) for cell in row] for row in cells]
+        return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body)]
 
     labels = [group.label for group in comparison.groups]
     said = [f"- {_literal(line)}" for line in sentences(comparison)]
-    parts = [*table(HEAD, rows(comparison)), "", *said, "", *map(_literal, _notes(comparison)), ""]
+    parts = [*lines(table(comparison)), "", *said, "", *map(_literal, _notes(comparison)), ""]
     parts += [f"![{file.stem}]({file.name})" for file in drawn]
     if len(labels) > 1:
-        parts += ["", "Options that differ:", "", *table(("", *labels), _options(comparison.groups))]
+        parts += ["", "Options that differ:", "", *lines([("", *labels), *_options(comparison.groups)])]
     return "\n".join(parts) + "\n"
 
 

@@ -14,13 +14,14 @@ from proxima.text import number
 
 RETURN = "episode_return"
 EVALUATED = "eval_return"
+SUCCESS = "episode_success"
 HEALTH = (
     *("approx_kl", "clip_fraction", "explained_variance", "entropy"),  # of PPO
     *("q_loss", "q_mean", "td_error", "epsilon"),  # of DQN
 )
 GRID = 200
 LAST_SHARE = 0.1
-"""Share of a run over which its final training return is averaged."""
+"""Share of a run over which its final training return and success rate are averaged."""
 
 
 @dataclass
@@ -45,12 +46,17 @@ class Result:
     evaluation, only if every compared run has one."""
     final: dict[str, Summary]
     """The same over runs."""
+    success: float | None
+    """Share of successful training episodes over the last tenth, mean over runs; None unless every compared run
+    reports it."""
     area: float
     """Mean return up to the last env step that all compared runs have."""
     steps_to_threshold: float | None
     seconds_to_threshold: float | None
     """Medians over runs; None unless more than half of them reached the threshold."""
     reached: int
+    seconds: float
+    """Training time, median over runs."""
     steps_per_second: float
 
 
@@ -86,8 +92,8 @@ def compare(groups: Sequence[Group], *, threshold: float | None = None) -> Compa
         best = max(float(np.mean([final_return(run) for run in group.runs])) for group in groups)
         threshold = start + 0.8 * (best - start)
     end = min(float(run.curve(RETURN)[0][-1]) for run in runs)
-    evaluated = all(len(run.curve(EVALUATED)[0]) for run in runs)
-    results = [_result(group, threshold=threshold, end=end, evaluated=evaluated) for group in groups]
+    common = {name for name in (EVALUATED, SUCCESS) if all(len(run.curve(name)[0]) for run in runs)}
+    results = [_result(group, threshold=threshold, end=end, common=common) for group in groups]
     return Comparison(list(groups), results, threshold)
 
 
@@ -112,7 +118,11 @@ def extra_curves(groups: Sequence[Group]) -> list[str]:
 
 def final_return(run: Run) -> float:
     """Mean of the training return over the last tenth of the run's env steps."""
-    step, value = run.curve(RETURN)
+    return _final(run, RETURN)
+
+
+def _final(run: Run, name: str) -> float:
+    step, value = run.curve(name)
     return float(value[step >= step[-1] - LAST_SHARE * step[-1]].mean())
 
 
@@ -160,9 +170,9 @@ def band(group: Group, name: str, *, against: str = "global_step") -> Band | Non
     return Band(x, values.mean(0), low, high, is_interval=True)
 
 
-def _result(group: Group, *, threshold: float | None, end: float, evaluated: bool) -> Result:
+def _result(group: Group, *, threshold: float | None, end: float, common: set[str]) -> Result:
     finals = {"training": [final_return(run) for run in group.runs]}
-    if evaluated:
+    if EVALUATED in common:
         finals["evaluated"] = [float(run.curve(EVALUATED)[1][-1]) for run in group.runs]
     level = math.inf if threshold is None else threshold
     reached = [found for found in (reach(run, level) for run in group.runs) if found is not None]
@@ -173,10 +183,12 @@ def _result(group: Group, *, threshold: float | None, end: float, evaluated: boo
         group,
         finals,
         final={kind: Summary.of(values) for kind, values in finals.items()},
+        success=float(np.mean([_final(run, SUCCESS) for run in group.runs])) if SUCCESS in common else None,
         area=float(np.mean([area_under_curve(run, end=end) for run in group.runs])),
         steps_to_threshold=steps if np.isfinite(steps) else None,
         seconds_to_threshold=seconds if np.isfinite(seconds) else None,
         reached=len(reached),
+        seconds=float(np.median([run.columns["wall_time"][-1] for run in group.runs])),
         steps_per_second=float(np.median([_rate(run) for run in group.runs])),
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from proxima.evaluation.plots import GREY, plt, save
 from proxima.evaluation.statistics import FEWEST
@@ -48,6 +48,8 @@ def _returns(comparison: Comparison, name: str, against: str, path: Path) -> lis
         axes.axhline(comparison.threshold, color=GREY, lw=0.9, ls=":", label=legend)
     axes.set(xlabel=label(against), ylabel=label(name))
     axes.xaxis.set_major_formatter(FuncFormatter(_short))
+    if against == "wall_time":
+        _use_larger_units(axes)
     axes.legend(frameon=False, fontsize=9)
     _warn_of_envs(axes, comparison)
     return [save(figure, path)]
@@ -116,6 +118,18 @@ def _wrapped(text: str, width: int) -> str:
 def _warn_of_envs(axes: Axes, comparison: Comparison) -> None:
     if len(comparison.envs) > 1:
         axes.set_title("different envs: their returns cannot be compared", fontsize=10)
+
+
+def _use_larger_units(axes: Axes) -> None:
+    """Minutes or hours on an axis of many seconds."""
+    seconds = axes.dataLim.x1
+    for size, unit in ((3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * size:
+            axes.set_xlabel(label("wall_time").replace("(s)", f"({unit})"))
+            axes.xaxis.set_major_locator(FixedLocator(size * MaxNLocator(8).tick_values(0.0, seconds / size)))
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / size:g}"))
+            axes.set_xlim(axes.get_xlim()[0], 1.02 * seconds)
+            return
 
 
 def _short(value: float, _: int) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from proxima.cli import main
 from proxima.errors import UsageError
-from proxima.report.compare import write_comparison
+from proxima.report.compare import table, write_comparison
 from proxima.report.comparison import compare, extra_curves, improvement, probability_of_improvement
 from proxima.report.runs import differing, load_groups, load_run
 from tests.report.made_runs import write_run
@@ -60,7 +60,7 @@ def test_the_numbers_are_what_they_say(tmp_path: Path) -> None:
     assert good.area == pytest.approx((9.0 + 18.0) / 2) and flat.area == pytest.approx(5.0)
     assert (good.steps_to_threshold, good.seconds_to_threshold) == (pytest.approx(1100.0), pytest.approx(11.0))
     assert (flat.steps_to_threshold, flat.reached) == (None, 0)
-    assert good.steps_per_second == pytest.approx(100.0)
+    assert good.steps_per_second == pytest.approx(100.0) and good.seconds == 20.0 and good.success is None
     assert improvement(good, flat, "training") is None  # two seeds and one
 
 
@@ -153,6 +153,22 @@ def test_labels_say_the_algorithm_where_it_differs(tmp_path: Path) -> None:
     write_run(tmp_path / "my-dqn" / "1", returns=[1.0], algorithm="dqn")
     labels = [group.label for group in load_groups([str(tmp_path / "a" / "1"), str(tmp_path / "my-dqn")])]
     assert labels == ["a (PPO)", "my-dqn"]
+
+
+def test_the_table_has_success_rates_and_times_but_no_empty_columns(tmp_path: Path) -> None:
+    paths = [str(tmp_path / "a"), str(tmp_path / "b")]
+    for seed, rate in ((1, 0.25), (2, 0.75)):
+        write_run(tmp_path / "a" / str(seed), returns=[1.0, 2.0], seed=seed, extra={"episode_success": rate})
+    write_run(tmp_path / "b" / "1", returns=[1.0] * 120 + [1.5], extra={"episode_success": 1.0}, learning_rate=1e-4)
+    head, *body = table(compare(load_groups(paths), threshold=1.5))
+    assert "final evaluated return" not in head
+    shown = ("final success rate", "time to threshold", "training time")
+    assert [[row[head.index(name)] for name in shown] for row in body] == [
+        ["50%", "2 s", "2 s"],
+        ["100%", *["2 min"] * 2],
+    ]
+    write_run(tmp_path / "b" / "2", returns=[1.0, 1.0], seed=2, learning_rate=1e-4)  # its env reports no success
+    assert "final success rate" not in table(compare(load_groups(paths)))[0]
 
 
 @pytest.mark.slow
