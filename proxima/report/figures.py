@@ -8,7 +8,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from proxima.evaluation.plots import GREY, plt, save
 from proxima.evaluation.statistics import FEWEST
@@ -123,13 +123,12 @@ def _warn_of_envs(axes: Axes, comparison: Comparison) -> None:
 def _use_larger_units(axes: Axes) -> None:
     """Minutes or hours on an axis of many seconds."""
     seconds = axes.dataLim.x1
-    for size, unit in ((3600.0, "h"), (60.0, "min")):
-        if seconds >= 2 * size:
-            axes.set_xlabel(label("wall_time").replace("(s)", f"({unit})"))
-            axes.xaxis.set_major_locator(FixedLocator(size * MaxNLocator(8).tick_values(0.0, seconds / size)))
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / size:g}"))
-            axes.set_xlim(axes.get_xlim()[0], 1.02 * seconds)
-            return
+    if seconds < 120:
+        return
+    size, unit = (60, "min") if seconds < 7200 else (3600, "h")
+    ticks = MaxNLocator(8).tick_values(0.0, seconds / size)
+    axes.set_xticks([size * tick for tick in ticks], [f"{tick:g}" for tick in ticks])
+    axes.set(xlabel=label("wall_time").replace("(s)", f"({unit})"), xlim=(-0.02 * seconds, 1.02 * seconds))
 
 
 def _short(value: float, _: int) -> str:
