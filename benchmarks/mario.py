@@ -2,7 +2,6 @@
 
     python benchmarks/mario.py                      # about 20 minutes on two cores; prints the tables of mario.md
     python benchmarks/mario.py --only emulator
-    python benchmarks/mario.py --curve runs/mario   # plot mario.png from the metrics of a run and its resumes
 
 Training is measured on `proxima/PixelCatch-v0`, 84 x 84 x 4, whose env step takes almost no time, with the same network
 (three convolutions, 512 features) and the same amount of learning on both sides. Stable-Baselines3 has its own virtual
@@ -114,11 +113,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=("emulator", "training"))
-    parser.add_argument("--curve", metavar="FOLDER", help="folder with a run and its resumes")
     arguments = parser.parse_args()
-    if arguments.curve:
-        draw(Path(arguments.curve))
-        return 0
     if arguments.only != "training":
         emulator(arguments.rounds)
     if arguments.only != "emulator":
@@ -194,31 +189,6 @@ def run_proxima(work: dict[str, Any]) -> float:
     # Omit compilation and warm-up: one iteration of PPO; two of DQN, the first of which fills the replay buffer.
     warm = rows[1] if "algorithm" in work else rows[0]
     return (rows[-1]["global_step"] - warm["global_step"]) / (rows[-1]["wall_time"] - warm["wall_time"])
-
-
-def draw(folder: Path) -> None:
-    """Plot return, distance and success rate against env steps, over a run and its resumes."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    rows: list[dict[str, Any]] = []
-    for path in sorted(folder.glob("*/metrics.jsonl")):
-        more = [json.loads(line) for line in path.read_text().splitlines()]
-        if more:  # a resume replaces the rows after its start
-            rows = [row for row in rows if row["global_step"] < more[0]["global_step"]] + more
-    figure, axes = plt.subplots(1, 3, figsize=(12, 3.2), layout="constrained")
-    names = {"episode_return": "return", "episode_x_pos": "distance, pixels", "episode_success": "success rate"}
-    for axis, (name, label) in zip(axes, names.items(), strict=True):
-        known = [row for row in rows if row.get(name) is not None]
-        axis.plot([row["global_step"] / 1e6 for row in known], [row[name] for row in known], lw=1)
-        axis.set(xlabel="million env steps", title=f"{label}, last 100 episodes")
-        axis.grid(alpha=0.3)
-    target = Path(__file__).with_suffix(".png")
-    figure.savefig(target, dpi=110)
-    last = rows[-1]
-    print(f"{target}: {last['global_step']:,} steps, " + ", ".join(f"{k} {last[k]:.4g}" for k in names))
 
 
 if __name__ == "__main__":

@@ -74,6 +74,24 @@ def test_a_life_is_an_episode_and_the_game_goes_on() -> None:
 
 
 @needs_atari
+@pytest.mark.parametrize("sticky", [0.0, 0.25])
+def test_a_policy_that_never_presses_fire_loses_all_its_lives(sticky: float) -> None:
+    options = {"end_on_life_loss": False, "repeat_action_probability": sticky}
+
+    def steps(env: Any) -> int:
+        env.reset(seed=0)
+        return next((step for step in range(1000) if env.step(0)[2]), 1000)
+
+    assert 5 * 20 < steps(built(BREAKOUT, **options)) < 5 * 60
+    assert steps(built(BREAKOUT, auto_fire=False, **options)) == 1000
+    env = built(BREAKOUT)  # a life per episode: each starts with the ball in play
+    env.reset(seed=0)
+    for _ in range(4):
+        assert next(step for step in range(60) if env.step(0)[2])
+        env.reset()
+
+
+@needs_atari
 def test_a_whole_game_returns_its_score() -> None:
     env = built("ALE/SpaceInvaders-v5", end_on_life_loss=False, reward_clip=False)
     env.reset(seed=0)

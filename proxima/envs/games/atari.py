@@ -22,6 +22,8 @@ class AtariEnv(PixelEnv):
         full_action_space: All 18 actions, instead of those that the game uses.
         end_on_life_loss: A lost life ends the episode; the next episode continues the game with the next life, until
             the game is over.
+        auto_fire: Press the fire button for four frames at the start of each life, in games that have one. Many wait
+            for it, and a deterministic policy that does not press it would wait for ever.
         noop_max: See `PixelEnv`; only at the start of a game.
         reward_clip: See `PixelEnv`.
         **pixels: The other options of `PixelEnv`.
@@ -36,6 +38,7 @@ class AtariEnv(PixelEnv):
         repeat_action_probability: float = 0.25,
         full_action_space: bool = False,
         end_on_life_loss: bool = True,
+        auto_fire: bool = True,
         noop_max: int = 30,
         reward_clip: bool = True,
         **pixels: Any,
@@ -58,6 +61,7 @@ class AtariEnv(PixelEnv):
         self._load(seed=0)
         self._actions = self._ale.getLegalActionSet() if full_action_space else self._ale.getMinimalActionSet()
         self.action_space = spaces.Discrete(len(self._actions))
+        self._fire = ale_py.Action.FIRE if auto_fire and ale_py.Action.FIRE in self._actions else None
         self._seeded = False
         self._goes_on = False  # the last episode ended with the loss of a life, not with the game
         self._lives = 0
@@ -85,9 +89,20 @@ class AtariEnv(PixelEnv):
         reward = float(self._ale.act(self._actions[action]))
         self._score += reward
         lives, over = self._ale.lives(), self._ale.game_over()
-        self._goes_on = self.end_on_life_loss and lives < self._lives and not over
-        self._lives = lives
+        lost, self._lives = lives < self._lives and not over, lives
+        self._goes_on = self.end_on_life_loss and lost
+        if lost and not self._goes_on:
+            reward += self._serve()
+            over = self._ale.game_over()
         return reward, over or self._goes_on
+
+    def _serve(self) -> float:
+        if self._fire is None:
+            return 0.0
+        # Four frames, since each may repeat the action of the one before (repeat_action_probability).
+        reward = float(sum(self._ale.act(self._fire) for _ in range(4)))
+        self._score += reward
+        return reward
 
     def _screen(self) -> np.ndarray:
         return self._ale.getScreenRGB()

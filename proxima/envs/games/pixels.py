@@ -143,6 +143,10 @@ class PixelEnv(gym.Env[np.ndarray, Any]):
     def _advance(self, action: int) -> tuple[float, bool]:
         """Play one frame; returns its reward and whether the episode ended."""
 
+    def _serve(self) -> float:
+        """Whatever a game needs before the first observation of an episode; returns the reward of its frames."""
+        return 0.0
+
     @abstractmethod
     def _screen(self) -> np.ndarray:
         """A copy of the current frame, `[H, W, 3]` uint8."""
@@ -170,6 +174,7 @@ class PixelEnv(gym.Env[np.ndarray, Any]):
             for _ in range(int(self.np_random.integers(1, self.noop_max + 1))):
                 if self._advance(0)[1]:
                     self._start(fresh=False)
+        self._serve()
         image = self._image(self._see())
         self._begun = True
         self._stack.reshape(-1, *image.shape)[:] = image
