@@ -182,7 +182,8 @@ INTRODUCTION = f"""\
 - **Training**: mean return of the last 100 training episodes (sampled actions) at the end of the run.
 - **Evaluated**: mean return of {EPISODES} episodes of the final policy with deterministic actions. Super Mario Bros.:
   how many of {EPISODES} episodes reach the flag, with sampled actions (DQN: its last epsilon), because the game is
-  deterministic and would repeat one episode.
+  deterministic and would repeat one episode. Atari: evaluated is the score of complete games; training is the return of
+  one life (Pong: of a game), with rewards clipped to -1, 0 and 1.
 - Both are interquartile means over seeds (Agarwal et al. 2021), with a 95 % bootstrap interval where there are five
   seeds, else with minimum and maximum. Five seeds make that interval somewhat too narrow, and their interquartile mean
   leaves out the best and the worst: hence the columns with the plain mean, which most published numbers are, and the
