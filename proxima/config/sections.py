@@ -124,6 +124,9 @@ class PolicyOptions:
     """Lower bound of the std. Two: from the first to the second in the last fifth of the run, linearly."""
     max_std: float = fixed(4.0, above=0)
     """Upper bound of the std."""
+    final_std_factor: float = fixed(1.0, above=0, at_most=1)
+    """Factor of the std at the end of the run; it falls from 1 in the last 40 % of the run, linearly. So the policy
+    learns to act with little noise, as in evaluations. Applied after min_std and max_std."""
     scale_actions: bool = fixed(True)
     """Map -1..1 of a Gaussian policy to the bounds of the action space; actions are clipped to them either way."""
     policy_class: str | None = fixed(None, aliases=["policy"], part=True)
