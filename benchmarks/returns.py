@@ -17,6 +17,7 @@ commit in the record.
 import argparse
 import json
 import math
+import os
 import statistics
 import sys
 from dataclasses import dataclass
@@ -166,6 +167,9 @@ def verify(task: Task, seed: int, cores: list[int]) -> None:
     record = json.loads(path.read_text())
     if "cores" not in record:
         print(f"{path.stem}: an old record, without what is compared")
+        return
+    if record["cores"] > (os.cpu_count() or 1):
+        print(f"{path.stem}: trained on {record['cores']} cores, and therefore not repeated here")
         return
     if not repeats(record, path.stem, cores):
         raise SystemExit(f"{path.stem} begins differently with this code: delete its record and run it again")

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from proxima.report.runs import Run, load_run
 
@@ -54,21 +53,13 @@ def train(
     own = ["--name", name, "--runs-dir", runs_dir, "--progress", "False"]
     proxima(["train", *options, *own, *(["--auto-resume", "True"] if continues else [])], name, cores)
     run = load_run(max(path for path in folder.iterdir() if path.is_dir()))
-    record = record_of(run, options, commits, cores)
-    print(f"{time.strftime('%H:%M:%S')} {name}: {record['final_return']:.2f}", flush=True)
-    return record, run.path
-
-
-def record_of(run: Run, options: list[str], commits: list[str], cores: list[int]) -> dict[str, Any]:
-    """What a finished run reached and how; `options` are those of `proxima train`."""
     reached = run.columns["episode_return"]
-    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return {
+    record = {
         "command": "proxima " + shlex.join(["train", *options]),
         "commit": ", ".join(commits),
         "date": time.strftime("%Y-%m-%d"),
         "cores": len(cores),
-        "machine": f"{platform.machine()}, {len(cores)} core(s) of {os.cpu_count()}{gpu}",
+        "machine": f"{platform.machine()}, {len(cores)} core(s) of {os.cpu_count()}",
         "steps": int(run.columns["global_step"][-1]),
         "seconds": round(float(run.columns["wall_time"][-1]), 1),
         "steps_per_second": round(float(run.columns["global_step"][-1] / run.columns["wall_time"][-1])),
@@ -76,6 +67,8 @@ def record_of(run: Run, options: list[str], commits: list[str], cores: list[int]
         "final_return": float(reached[np.isfinite(reached)][-1]),
         "curve": curve(run, "episode_return"),
     }
+    print(f"{time.strftime('%H:%M:%S')} {name}: {record['final_return']:.2f}", flush=True)
+    return record, run.path
 
 
 def repeats(record: dict[str, Any], name: str, cores: list[int]) -> bool:

@@ -17,8 +17,9 @@ from proxima.nets.policy import Acted, Policy
 from proxima.nets.spec import ActionSpec, Spec
 from proxima.nets.trunk import Encoders, Obs, Trunk
 
-# Fractions of the run; the learning rate is low then, so that the policy keeps what it has learned under noise.
+# Fraction of the run; the learning rate is low then, so that the policy keeps what it has learned under noise.
 _MIN_STD_FALLS_IN_LAST = 0.2
+# Earlier, so that the policy has time to learn to act with less noise.
 _STD_FACTOR_FALLS_IN_LAST = 0.4
 
 
@@ -26,7 +27,7 @@ class ActionHead(nn.Module):
     """Maps features to a distribution of raw actions, and raw actions to the env's actions."""
 
     log_min_std: Tensor | float
-    log_std_factor: Tensor | float
+    log_std_factor: Tensor | None
     bounds: Tensor
     """`[4, A]`: centre and half width of the env's range, lowest and highest action."""
 
@@ -41,10 +42,8 @@ class ActionHead(nn.Module):
         else:
             self.log_min_std = math.log(self.min_std[0])
         self.final_std_factor = options.final_std_factor
-        if self._is_gaussian and self.final_std_factor != 1.0:
-            self.register_buffer("log_std_factor", torch.zeros(()))
-        else:
-            self.log_std_factor = 0.0  # not added at all: the bits are those of a policy without the option
+        has_factor = self._is_gaussian and self.final_std_factor != 1.0
+        self.register_buffer("log_std_factor", torch.zeros(()) if has_factor else None)
         size = sum(action.sizes)
         self.noise_size = BETA_NOISE * size if self.kind == "beta" else size
         two = self.kind == "beta" or (self._is_gaussian and self.std_mode == "state")
@@ -90,22 +89,23 @@ class ActionHead(nn.Module):
         if self.std_mode == "state":
             mean, raw = out.chunk(2, -1)
             log_std = self.log_min_std + (self.log_max_std - self.log_min_std) * raw.sigmoid()
-            return mean, self._reduced(log_std)
+            return mean, self._times_factor(log_std)
         # Clamped in value but not in gradient: a std at its limit can still move back.
         return out, self.log_std + (self.limited_log_std() - self.log_std).detach()
 
     def limited_log_std(self) -> Tensor:
-        """`[A]`, the learned or fixed log-std within its limits, times its factor."""
-        return self._reduced(self.log_std.clamp(max=self.log_max_std).clamp(min=self.log_min_std))
+        """`[A]`, log of the learned or fixed std within its limits, times its factor."""
+        return self._times_factor(self.log_std.clamp(max=self.log_max_std).clamp(min=self.log_min_std))
 
-    def _reduced(self, log_std: Tensor) -> Tensor:
-        return log_std + self.log_std_factor if isinstance(self.log_std_factor, Tensor) else log_std
+    def _times_factor(self, log_std: Tensor) -> Tensor:
+        return log_std if self.log_std_factor is None else log_std + self.log_std_factor
 
     def set_progress(self, progress: float) -> None:
         """Set the lower bound and the factor of the std for this fraction of the run."""
         if isinstance(self.log_min_std, Tensor):
-            self.log_min_std.fill_(_log_at(progress, *self.min_std, _MIN_STD_FALLS_IN_LAST))
-        if isinstance(self.log_std_factor, Tensor):
+            first, last = self.min_std
+            self.log_min_std.fill_(_log_at(progress, first, last, _MIN_STD_FALLS_IN_LAST))
+        if self.log_std_factor is not None:
             self.log_std_factor.fill_(_log_at(progress, 1.0, self.final_std_factor, _STD_FACTOR_FALLS_IN_LAST))
 
     def to_env(self, action: Tensor) -> Tensor:

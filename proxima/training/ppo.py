@@ -49,6 +49,15 @@ class PPO(Algorithm):
         self.timed("update", self.ppo.update_normalizer, rollout)
         return metrics | self.policy.metrics()
 
+    def changed_by_resume(self, progress: float) -> list[str]:
+        """Also warn if the std goes back up, because `min_std` or `final_std_factor` follow the length of the run."""
+        notices, before = super().changed_by_resume(progress), self.policy.metrics().get("action_std", 0.0)
+        self.policy.set_progress(progress)
+        now = self.policy.metrics().get("action_std", 0.0)
+        if now <= before * (1.0 + 1e-6):
+            return notices
+        return [*notices, f"The std goes from {before:.3g} back to {now:.3g}: it falls at the end of total_timesteps."]
+
     def set_state(self, read: Read, state: dict[str, Any], *, new_episodes_seed: int) -> list[str]:
         """With new episodes, what the learner carries over from rollout to rollout restarts as well."""
         different = super().set_state(read, state, new_episodes_seed=new_episodes_seed)
