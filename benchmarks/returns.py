@@ -215,7 +215,7 @@ def report() -> None:
     lines += [table_line(task, group) for task, group in groups.items()]
     lines += ["", "![Return against env steps](returns.png)", ""]
     lines += [
-        "One line per seed; dashed: the bar. Mario: success rate.",
+        "One line per seed; dashed: the bar. Mario: success rate. Atari: clipped return, without the bar.",
         "",
         conclusion.read_text(),
         "## Every run",
@@ -274,7 +274,7 @@ def plot(groups: dict[Task, list[dict[str, Any]]]) -> None:
         for r in group:
             points = r["success_curve"] if percent else r["curve"]
             axis.plot(*zip(*points, strict=True), linewidth=1.1)
-        if task.bar is not None:
+        if task.bar is not None and not task.eval_kwargs:  # else training and evaluation have different units
             axis.axhline(task.bar, color="0.5", linestyle="--", linewidth=1)
         config = f"\n{task.config}" if task.config else ""
         axis.set_title(f"{task.env.removeprefix('proxima/')}, {task.steps}{config}", fontsize=9)

@@ -124,9 +124,6 @@ class PolicyOptions:
     """Lower bound of the std. Two: from the first to the second in the last fifth of the run, linearly."""
     max_std: float = fixed(4.0, above=0)
     """Upper bound of the std."""
-    final_std_factor: float = fixed(1.0, above=0, at_most=1)
-    """Gaussian policies: a factor of the std, after min_std and max_std, falls from 1 to this in the last 40 % of the
-    run, linearly. Try 0.5 if deterministic evaluations are worse than training; with less, learning can collapse."""
     scale_actions: bool = fixed(True)
     """Map -1..1 of a Gaussian policy to the bounds of the action space; actions are clipped to them either way."""
     policy_class: str | None = fixed(None, aliases=["policy"], part=True)

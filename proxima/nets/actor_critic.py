@@ -19,15 +19,12 @@ from proxima.nets.trunk import Encoders, Obs, Trunk
 
 # Fraction of the run; the learning rate is low then, so that the policy keeps what it has learned under noise.
 _MIN_STD_FALLS_IN_LAST = 0.2
-# Earlier, so that the policy has time to learn to act with less noise.
-_STD_FACTOR_FALLS_IN_LAST = 0.4
 
 
 class ActionHead(nn.Module):
     """Maps features to a distribution of raw actions, and raw actions to the env's actions."""
 
     log_min_std: Tensor | float
-    log_std_factor: Tensor | None
     bounds: Tensor
     """`[4, A]`: centre and half width of the env's range, lowest and highest action."""
 
@@ -41,9 +38,6 @@ class ActionHead(nn.Module):
             self.register_buffer("log_min_std", torch.tensor(math.log(self.min_std[0])))
         else:
             self.log_min_std = math.log(self.min_std[0])
-        self.final_std_factor = options.final_std_factor
-        has_factor = self._is_gaussian and self.final_std_factor != 1.0
-        self.register_buffer("log_std_factor", torch.zeros(()) if has_factor else None)
         size = sum(action.sizes)
         self.noise_size = BETA_NOISE * size if self.kind == "beta" else size
         two = self.kind == "beta" or (self._is_gaussian and self.std_mode == "state")
@@ -88,25 +82,20 @@ class ActionHead(nn.Module):
     def _mean_and_log_std(self, out: Tensor) -> tuple[Tensor, Tensor]:
         if self.std_mode == "state":
             mean, raw = out.chunk(2, -1)
-            log_std = self.log_min_std + (self.log_max_std - self.log_min_std) * raw.sigmoid()
-            return mean, self._times_factor(log_std)
+            return mean, self.log_min_std + (self.log_max_std - self.log_min_std) * raw.sigmoid()
         # Clamped in value but not in gradient: a std at its limit can still move back.
         return out, self.log_std + (self.limited_log_std() - self.log_std).detach()
 
     def limited_log_std(self) -> Tensor:
-        """`[A]`, log of the learned or fixed std within its limits, times its factor."""
-        return self._times_factor(self.log_std.clamp(max=self.log_max_std).clamp(min=self.log_min_std))
-
-    def _times_factor(self, log_std: Tensor) -> Tensor:
-        return log_std if self.log_std_factor is None else log_std + self.log_std_factor
+        """`[A]`, the learned or fixed log-std within its limits."""
+        return self.log_std.clamp(max=self.log_max_std).clamp(min=self.log_min_std)
 
     def set_progress(self, progress: float) -> None:
-        """Set the lower bound and the factor of the std for this fraction of the run."""
+        """Set the lower bound of the std for this fraction of the run."""
         if isinstance(self.log_min_std, Tensor):
             first, last = self.min_std
-            self.log_min_std.fill_(_log_at(progress, first, last, _MIN_STD_FALLS_IN_LAST))
-        if self.log_std_factor is not None:
-            self.log_std_factor.fill_(_log_at(progress, 1.0, self.final_std_factor, _STD_FACTOR_FALLS_IN_LAST))
+            share = 1.0 - (1.0 - min(1.0, progress)) / _MIN_STD_FALLS_IN_LAST
+            self.log_min_std.fill_(math.log(first + (last - first) * max(0.0, share)))
 
     def to_env(self, action: Tensor) -> Tensor:
         """Raw actions in the env's units and within its bounds."""
@@ -125,12 +114,6 @@ class ActionHead(nn.Module):
         """Box actions in the env's units on the scale of `scaled`."""
         centre, half = self.bounds[:2]
         return (action - centre) / torch.where(half > 0, half, 1.0)
-
-
-def _log_at(progress: float, first: float, last: float, fraction: float) -> float:
-    """Log of a number that goes from `first` to `last` in the last `fraction` of the run, linearly."""
-    share = max(0.0, 1.0 - (1.0 - min(1.0, progress)) / fraction)
-    return math.log(first + (last - first) * share)
 
 
 class ActorCritic(Policy):

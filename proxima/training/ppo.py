@@ -50,13 +50,13 @@ class PPO(Algorithm):
         return metrics | self.policy.metrics()
 
     def changed_by_resume(self, progress: float) -> list[str]:
-        """Also warn if the std goes back up, because `min_std` or `final_std_factor` follow the length of the run."""
+        """Also warn if the std goes back up."""
         notices, before = super().changed_by_resume(progress), self.policy.metrics().get("action_std", 0.0)
         self.policy.set_progress(progress)
         now = self.policy.metrics().get("action_std", 0.0)
         if now <= before * (1.0 + 1e-6):
             return notices
-        return [*notices, f"The std goes from {before:.3g} back to {now:.3g}: it falls at the end of total_timesteps."]
+        return [*notices, f"The std goes from {before:.3g} back to {now:.3g}: min_std falls at the end."]
 
     def set_state(self, read: Read, state: dict[str, Any], *, new_episodes_seed: int) -> list[str]:
         """With new episodes, what the learner carries over from rollout to rollout restarts as well."""

@@ -288,25 +288,6 @@ def test_the_lower_bound_of_the_std_follows_the_progress(mode: str) -> None:
     torch.testing.assert_close(copy({"obs": torch.zeros(1, 5)})[0].log_std.exp().mean(), torch.tensor(0.4))
 
 
-@pytest.mark.parametrize("mode", ["learned", "state", "fixed"])
-def test_the_factor_of_the_std_follows_the_progress(mode: str) -> None:
-    options = {"final_std_factor": 0.2, "std_mode": mode, "initial_std": 0.5}
-    _, _, policy = make(**options)
-    obs = {"obs": torch.zeros(1, 5)}
-    for progress, factor in ((0.0, 1.0), (0.6, 1.0), (0.8, 0.6), (1.0, 0.2), (1.5, 0.2)):
-        policy.set_progress(progress)
-        torch.testing.assert_close(policy(obs)[0].log_std.exp().mean(), torch.tensor(0.5 * factor), rtol=1e-3, atol=0)
-    if mode != "fixed":  # the std is still learned
-        policy(obs)[0].entropy().sum().backward()
-        head = policy.action_head
-        gradient = head.log_std.grad if mode == "learned" else head.linear.bias.grad
-        assert float(gradient.abs().max()) > 0
-    copy = make(**options)[2]
-    copy.load_state_dict(policy.state_dict())  # a checkpoint has the std that its policy acted with
-    assert float(copy(obs)[0].log_std.exp().mean()) == pytest.approx(0.1, rel=1e-3)
-    assert "action_head.log_std_factor" not in make(std_mode=mode)[2].state_dict()
-
-
 def test_a_nan_loss_is_named() -> None:
     learner, rollout, _ = make(normalize_reward=False)
     batch = learner.prepare(rollout)
