@@ -105,7 +105,7 @@ TASKS = [
     Task("MountainCar-v0", "1M", -105, "SB3 zoo -110"),
     Task(steps="2M", bar=0.95, config="mario_ppo", **MARIO),
     Task(steps="2M", config="mario_dqn", **MARIO),
-    Task(steps="2M", config="dqn_baseline", **MARIO),
+    Task(steps="1M", config="dqn_baseline", **MARIO),
     Task("ALE/Pong-v5", "2.5M", 20, "SB3 zoo 21.0 at 10M steps", TWO, **ATARI),
     Task("ALE/Breakout-v5", "2.5M", 300, "SB3 zoo 398 at 10M steps", TWO, **ATARI),
     Task("CartPole-v1", "100k", 500, "SB3 zoo 500", THREE),
