@@ -108,6 +108,7 @@ TASKS = [
     Task(steps="1M", config="dqn_baseline", **MARIO),
     Task("ALE/Pong-v5", "2.5M", 20, "SB3 zoo 21.0 at 10M steps", TWO, **ATARI),
     Task("ALE/Breakout-v5", "2.5M", 300, "SB3 zoo 398 at 10M steps", TWO, **ATARI),
+    Task("ALE/Breakout-v5", "5M", 300, "SB3 zoo 398 at 10M steps", (1,), **ATARI),
     Task("CartPole-v1", "100k", 500, "SB3 zoo 500", THREE),
     Task("InvertedPendulum-v5", "300k", seeds=THREE),
     Task("Pusher-v5", "1M", seeds=THREE),

@@ -50,7 +50,7 @@ def test_spaces_and_options() -> None:
     obs, info = env.reset(seed=0)
     assert obs.shape == (4, 84, 84) and obs.dtype == np.uint8 and env.action_space.n == 6  # type: ignore[attr-defined]
     assert env.render().shape == (210, 160, 3) and step_seconds(env) == pytest.approx(1 / 15)  # type: ignore[union-attr]
-    assert info["score"] == 0 and env.unwrapped.episode_info == ("score",)  # type: ignore[attr-defined]
+    assert info["score"] == 0 and env.unwrapped.episode_info == ("game_score",)  # type: ignore[attr-defined]
     assert built(PONG, full_action_space=True).action_space.n == 18  # type: ignore[attr-defined]
     assert built(PONG, grayscale=False).reset(seed=0)[0].shape == (12, 84, 84)
 
@@ -60,7 +60,7 @@ def test_a_life_is_an_episode_and_the_game_goes_on() -> None:
     env = built(BREAKOUT)
     env.reset(seed=0)
     env.action_space.seed(0)
-    lives, scores = [], []
+    lives, scores, games = [], [], []
     for _ in range(5):
         terminated = False
         while not terminated:
@@ -68,9 +68,11 @@ def test_a_life_is_an_episode_and_the_game_goes_on() -> None:
             assert reward in (-1.0, 0.0, 1.0)
         lives.append(info["life"])
         scores.append(info["score"])
+        games.append(info.get("game_score"))
         start = env.reset()[1]
     assert lives == [4, 3, 2, 1, 0] and scores == sorted(scores)
-    assert start["life"] == 5 and start["score"] == 0
+    assert games == [None, None, None, None, scores[-1]]
+    assert start["life"] == 5 and start["score"] == 0 and "game_score" not in start
 
 
 @needs_atari

@@ -13,8 +13,8 @@ from proxima.errors import UsageError
 class AtariEnv(PixelEnv):
     """An Atari game with the usual preprocessing.
 
-    `info["score"]` is the game's unclipped score so far, over all lives. For evaluation by the score of complete games,
-    use `end_on_life_loss=False, reward_clip=False`.
+    `info["score"]` is the game's unclipped score so far, over all lives. When the game is over, `info["game_score"]` is
+    that of the complete game. For evaluation by the score, use `end_on_life_loss=False, reward_clip=False`.
 
     Args:
         game: ale-py's name of the game, such as "pong".
@@ -29,7 +29,7 @@ class AtariEnv(PixelEnv):
         **pixels: The other options of `PixelEnv`.
     """
 
-    episode_info = ("score",)
+    episode_info = ("game_score",)
 
     def __init__(
         self,
@@ -111,7 +111,8 @@ class AtariEnv(PixelEnv):
         return self._ale.getScreenGrayscale() if self.grayscale else self._screen()
 
     def _info(self) -> dict[str, Any]:
-        return {"score": self._score, "life": self._lives}
+        info = {"score": self._score, "life": self._lives}
+        return info | {"game_score": self._score} if self._ale.game_over() else info
 
     def _get_game(self) -> Plain:
         console = self._ale.cloneState(include_rng=True).serialize()
