@@ -1,9 +1,13 @@
-"""Shared by all tests: one torch thread, and run folders in the test's own directory."""
+"""Shared by all tests: one torch thread, run folders in the test's own directory, and Ctrl-C as in a terminal."""
 
+import signal
 from pathlib import Path
 
 import pytest
 import torch
+
+# A shell script that starts the tests with & has them ignore Ctrl-C, and what they start too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
