@@ -90,12 +90,16 @@ class ActionHead(nn.Module):
         """`[A]`, the learned or fixed log-std within its limits."""
         return self.log_std.clamp(max=self.log_max_std).clamp(min=self.log_min_std)
 
+    def min_std_at(self, progress: float) -> float:
+        """The lower bound of the std at this fraction of the run."""
+        first, last = self.min_std[0], self.min_std[-1]
+        share = 1.0 - (1.0 - min(1.0, progress)) / _MIN_STD_FALLS_IN_LAST
+        return first + (last - first) * max(0.0, share)
+
     def set_progress(self, progress: float) -> None:
         """Set the lower bound of the std for this fraction of the run."""
         if isinstance(self.log_min_std, Tensor):
-            first, last = self.min_std
-            share = 1.0 - (1.0 - min(1.0, progress)) / _MIN_STD_FALLS_IN_LAST
-            self.log_min_std.fill_(math.log(first + (last - first) * max(0.0, share)))
+            self.log_min_std.fill_(math.log(self.min_std_at(progress)))
 
     def to_env(self, action: Tensor) -> Tensor:
         """Raw actions in the env's units and within its bounds."""

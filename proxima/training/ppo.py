@@ -2,7 +2,10 @@
 
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from proxima.algo.ppo import PPOLearner
+from proxima.nets.actor_critic import ActionHead
 from proxima.training.algorithm import Algorithm, Read
 from proxima.training.seeding import stream_seed
 from proxima.training.setup import Parts
@@ -50,13 +53,16 @@ class PPO(Algorithm):
         return metrics | self.policy.metrics()
 
     def changed_by_resume(self, progress: float) -> list[str]:
-        """Also warn if the std goes back up."""
-        notices, before = super().changed_by_resume(progress), self.policy.metrics().get("action_std", 0.0)
-        self.policy.set_progress(progress)
-        now = self.policy.metrics().get("action_std", 0.0)
-        if now <= before * (1.0 + 1e-6):
+        """Also warn if the lower bound of the std goes back up."""
+        notices, head = super().changed_by_resume(progress), getattr(self.policy, "action_head", None)
+        if not isinstance(head, ActionHead) or not isinstance(head.log_min_std, Tensor):
             return notices
-        return [*notices, f"The std goes from {before:.3g} back to {now:.3g}: min_std falls at the end."]
+        before, now = float(head.log_min_std.exp()), head.min_std_at(progress)
+        if now > before * (1.0 + 1e-6):
+            notices.append(
+                f"The lower bound of the std goes from {before:.3g} back to {now:.3g}: min_std falls at the end."
+            )
+        return notices
 
     def set_state(self, read: Read, state: dict[str, Any], *, new_episodes_seed: int) -> list[str]:
         """With new episodes, what the learner carries over from rollout to rollout restarts as well."""

@@ -48,17 +48,18 @@ def test_a_longer_resume_says_that_the_learning_rate_goes_back(schedule: str, to
         assert not notices[600, 1e-3] and not notices[1024, 5e-4]
 
 
-def test_a_longer_resume_says_that_the_std_goes_back() -> None:
-    options = SMALL | {"env": "InvertedPendulum-v5", "min_std": [0.6, 0.1], "lr_schedule": "constant"}
-    trainer = Trainer(load_config(None, options))
-    trainer.close()
-    policy = trainer.algorithm.policy
-    with torch.no_grad():
-        policy.action_head.log_std.fill_(-50.0)  # type: ignore[union-attr, operator]
-    policy.set_progress(1.0)
-    assert not trainer.algorithm.changed_by_resume(1.0)
-    (notice,) = trainer.algorithm.changed_by_resume(0.9)
-    assert "std goes from 0.1 back to 0.35" in notice
+@pytest.mark.parametrize("mode", ["learned", "state"])
+def test_a_longer_resume_says_that_the_bound_of_the_std_goes_back(mode: str) -> None:
+    options = SMALL | {"env": "InvertedPendulum-v5", "min_std": [0.6, 0.1], "std_mode": mode, "lr_schedule": "constant"}
+    run = train(**options, total_timesteps=1024)  # the last of eight iterations begins at 7/8 of the run
+    notices = {}
+    for total in (1152, 1200, 2048):
+        trainer = Trainer(load_config(None, options | {"total_timesteps": total}))
+        trainer.restore(run.checkpoint)
+        trainer.close()
+        notices[total] = [notice for notice in trainer.notices if "std goes" in notice]
+    assert not notices[1152]
+    assert "from 0.412 back to 0.467:" in notices[1200][0] and "from 0.412 back to 0.6:" in notices[2048][0]
 
 
 @pytest.mark.slow
