@@ -5,13 +5,13 @@
     python benchmarks/returns.py --verify --jobs 2                  # do recorded runs begin the same with this code?
     python benchmarks/returns.py --report                           # only write the page again
 
-Each finished run writes a record to benchmarks/returns/; delete a record to repeat its run. conclusion.md among them is
-copied to the page. With --jobs N, N runs go in parallel, each on its own cores. An interrupted run continues from its
-last checkpoint when the same command is given again.
+Each finished run writes a record to benchmarks/returns/; to repeat it, delete its record and its folder in runs/.
+conclusion.md among the records is copied to the page. With --jobs N, N runs go in parallel, each on its own cores. An
+interrupted run continues from its last checkpoint when the same command is given again.
 
-Records of several commits belong on one page only if the code between them trains in the same way. --verify shows it:
-it repeats the first tenth of recorded runs, compares their returns with the record, digit by digit, and notes the
-commit in the record.
+Records of several commits belong on one page only if the code between them trains in the same way. --verify repeats the
+first tenth of recorded runs, compares their returns with the record, digit by digit, and notes the commit in the
+record. It does not see what differs only later in a run, or in the evaluation.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import math
 import os
 import statistics
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,8 @@ class Task:
     """Keyword arguments of the env."""
     eval_kwargs: str = ""
     """Those that are changed for the evaluation."""
+    bar_in_plot: bool = True
+    """False: the returns of training, which are plotted, have other units than the bar."""
     sampled: bool = False
     """Evaluate with sampled actions: for games that are deterministic, where all episodes would be the same."""
 
@@ -107,8 +110,7 @@ TASKS = [
     Task(steps="2M", config="mario_dqn", **MARIO),
     Task(steps="1M", config="dqn_baseline", **MARIO),
     Task("ALE/Pong-v5", "2.5M", 20, "SB3 zoo 21.0 at 10M steps", TWO, **ATARI),
-    Task("ALE/Breakout-v5", "2.5M", 300, "SB3 zoo 398 at 10M steps", TWO, **ATARI),
-    Task("ALE/Breakout-v5", "5M", 300, "SB3 zoo 398 at 10M steps", (1,), **ATARI),
+    Task("ALE/Breakout-v5", "2.5M", 300, "SB3 zoo 398 at 10M steps", TWO, **ATARI, bar_in_plot=False),
     Task("CartPole-v1", "100k", 500, "SB3 zoo 500", THREE),
     Task("InvertedPendulum-v5", "300k", seeds=THREE),
     Task("Pusher-v5", "1M", seeds=THREE),
@@ -120,12 +122,16 @@ BY_NAME = {task.name: task for task in TASKS}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", help="only tasks whose name begins so (default: all)")
-    parser.add_argument("--seeds", nargs="+", type=int, help="(default: those of the table)")
+    names = textwrap.fill(f"Tasks: {', '.join(BY_NAME)}", 120, break_on_hyphens=False)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, epilog=names, formatter_class=raw)
+    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only tasks whose name begins so (default: all)")
+    parser.add_argument("--seeds", nargs="+", type=int, help="(default: the two to five of each task)")
     parser.add_argument("--jobs", type=int, default=1, help="runs in parallel")
     parser.add_argument("--runs-dir", default=str(ROOT / "runs"), help="folder of the runs")
-    parser.add_argument("--verify", action="store_true", help="repeat the beginning of recorded runs, and compare")
+    parser.add_argument(
+        "--verify", action="store_true", help="repeat the beginning of recorded runs, and compare; writes to records"
+    )
     parser.add_argument("--report", action="store_true", help="only write the page from the records")
     arguments = parser.parse_args()
     wanted = [task for task in TASKS if any(task.name.startswith(name) for name in arguments.tasks or [""])]
@@ -134,8 +140,13 @@ def main() -> int:
     jobs = [(task, seed) for task in wanted for seed in arguments.seeds or task.seeds]
     if arguments.verify:
         recorded = [job for job in jobs if record_path(*job).exists()]
-        run_all(recorded, arguments.jobs, lambda job, cores: verify(*job, cores))
-    elif not arguments.report:
+        different: list[str] = []
+        run_all(recorded, arguments.jobs, lambda job, cores: different.extend(verify(*job, cores)))
+        report()
+        for name in different:
+            print(f"{name} begins differently with this code: delete its record and its run folder, and run it again")
+        return len(different) > 0
+    if not arguments.report:
         RECORDS.mkdir(exist_ok=True)
         missing = [job for job in jobs if not record_path(*job).exists()]
         run_all(missing, arguments.jobs, lambda job, cores: run(*job, cores, arguments.runs_dir))
@@ -163,18 +174,17 @@ def run(task: Task, seed: int, cores: list[int], runs_dir: str) -> None:
     record_path(task, seed).write_text(json.dumps(record) + "\n")
 
 
-def verify(task: Task, seed: int, cores: list[int]) -> None:
+def verify(task: Task, seed: int, cores: list[int]) -> list[str]:
+    """The name of the record, if its run begins differently now."""
     path = record_path(task, seed)
     record = json.loads(path.read_text())
-    if "cores" not in record:
-        print(f"{path.stem}: an old record, without what is compared")
-        return
     if record["cores"] > (os.cpu_count() or 1):
         print(f"{path.stem}: trained on {record['cores']} cores, and therefore not repeated here")
-        return
+        return []
     if not repeats(record, path.stem, cores):
-        raise SystemExit(f"{path.stem} begins differently with this code: delete its record and run it again")
+        return [path.stem]
     path.write_text(json.dumps(record | {"verified": git_commit()}) + "\n")
+    return []
 
 
 # The page -------------------------------------------------------------------------------------------------------------
@@ -183,6 +193,7 @@ INTRODUCTION = f"""\
 # Returns
 
 `proxima train --env ENV --total-timesteps N --seed S`, with no other option: the preset for the env is found by its id.
+Super Mario Bros. is trained with `--config`, Atari without sticky actions; all commands are at the end of the page.
 
 - **Training**: mean return of the last 100 training episodes (sampled actions) at the end of the run.
 - **Evaluated**: mean return of {EPISODES} episodes of the final policy with deterministic actions. Super Mario Bros.:
@@ -193,10 +204,14 @@ INTRODUCTION = f"""\
   seeds, else with minimum and maximum. Five seeds make that interval somewhat too narrow, and their interquartile mean
   leaves out the best and the worst: hence the columns with the plain mean, which most published numbers are, and the
   worst seed. Bold: at least as good as the bar, whatever the interval.
-- **Bar**: what we want to reach. **Published**: the best published results of PPO that we know, from the benchmark
-  pages of Tianshou, Sample Factory and RL Baselines3 Zoo. They are evaluated with deterministic actions, on older
-  versions of the envs (MuJoCo v3 and v4), each with its own protocol (Tianshou: the best of the evaluations along
+- **Bar**: what we want to reach when evaluated. **Published**: the best published results of PPO that we know, from the
+  benchmark pages of Tianshou, Sample Factory and RL Baselines3 Zoo. They are evaluated with deterministic actions, on
+  older versions of the envs (MuJoCo v3 and v4), each with its own protocol (Tianshou: the best of the evaluations along
   the run, mean over ten seeds; SB3 zoo: one run).
+- **Repeat a row**: `python benchmarks/returns.py --tasks Hopper-v5 --seeds 1`, once its record and its run folder are
+  deleted. By hand: `taskset -c 0 proxima train --env Hopper-v5 --total-timesteps 1M --seed 1`, because the last digits
+  of sums depend on the number of threads, and `proxima evaluate RUN --episodes {EPISODES}` (Super Mario Bros.: with
+  `--stochastic`; Atari: with `--env-kwargs '{ATARI["eval_kwargs"]}'`).
 
 Generated by `python benchmarks/returns.py`.
 """
@@ -209,14 +224,14 @@ def report() -> None:
     groups = {task: sorted(group, key=lambda r: r["seed"]) for task, group in groups.items() if group}
     if not groups:
         raise SystemExit(f"no records in {RECORDS}: run it without --report first")
-    if curves := {task: group for task, group in groups.items() if all("curve" in r for r in group)}:
-        plot(curves)
+    plot(groups)
     conclusion = RECORDS / "conclusion.md"
     lines = [INTRODUCTION, HEAD, "| --- " * 9 + "|"]
     lines += [table_line(task, group) for task, group in groups.items()]
     lines += ["", "![Return against env steps](returns.png)", ""]
     lines += [
-        "One line per seed; dashed: the bar. Mario: success rate. Atari: clipped return, without the bar.",
+        "One line per seed, in training; dashed: the bar, which is for evaluations. Mario: success rate. Breakout:",
+        "clipped return of one life, without the bar.",
         "",
         conclusion.read_text(),
         "## Every run",
@@ -275,7 +290,7 @@ def plot(groups: dict[Task, list[dict[str, Any]]]) -> None:
         for r in group:
             points = r["success_curve"] if percent else r["curve"]
             axis.plot(*zip(*points, strict=True), linewidth=1.1)
-        if task.bar is not None and not task.eval_kwargs:  # else training and evaluation have different units
+        if task.bar is not None and task.bar_in_plot:
             axis.axhline(task.bar, color="0.5", linestyle="--", linewidth=1)
         config = f"\n{task.config}" if task.config else ""
         axis.set_title(f"{task.env.removeprefix('proxima/')}, {task.steps}{config}", fontsize=9)
@@ -284,7 +299,7 @@ def plot(groups: dict[Task, list[dict[str, Any]]]) -> None:
         axis.tick_params(labelsize=7)
         axis.grid(alpha=0.25)
     figure.supxlabel("env steps", fontsize=9)
-    figure.supylabel("training return", fontsize=9)
+    figure.supylabel("training return (Mario: success rate)", fontsize=9)
     figure.savefig(ROOT / "benchmarks" / "returns.png", dpi=110)
     plt.close(figure)
 

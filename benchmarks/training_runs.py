@@ -1,6 +1,7 @@
 """What the benchmarks of returns share: training runs in processes of their own, and a record of each."""
 
 import json
+import math
 import os
 import platform
 import queue
@@ -45,14 +46,17 @@ def train(
 ) -> tuple[dict[str, Any], Path]:
     """One run in a process of its own, on `cores`: what it reached and how, and its folder.
 
-    `continues`: if a run of this name was interrupted, go on from its last checkpoint.
+    `continues`: if a run of this name was interrupted, go on from its last checkpoint; if it is complete, take it.
     """
     print(f"{time.strftime('%H:%M:%S')} {name} on cores {cores}", flush=True)
     folder = Path(runs_dir) / name
-    commits = _commits(folder) if continues else [git_commit()]
+    parts, earlier = _parts(folder), _read_commits(folder) if continues else []
+    commits = _write_commits(folder, [*earlier, git_commit()])
     own = ["--name", name, "--runs-dir", runs_dir, "--progress", "False"]
     proxima(["train", *options, *own, *(["--auto-resume", "True"] if continues else [])], name, cores)
-    run = load_run(max(path for path in folder.iterdir() if path.is_dir()))
+    if _parts(folder) == parts:  # it was complete: nothing was trained with this commit
+        commits = _write_commits(folder, earlier)
+    run = load_run(_parts(folder)[-1])
     reached = run.columns["episode_return"]
     record = {
         "command": "proxima " + shlex.join(["train", *options]),
@@ -112,8 +116,8 @@ def _beginning(runs_dir: Path, last: int) -> dict[int, float]:
 def curve(run: Run, metric: str) -> list[tuple[int, float]]:
     """Points `(env steps, value)` of a metric, few enough to plot."""
     steps, values = run.curve(metric)
-    shown = [*range(0, len(steps), max(1, len(steps) // CURVE_POINTS)), -1]
-    return [_point(steps[i], values[i]) for i in shown]
+    shown = {*range(0, len(steps), math.ceil(len(steps) / CURVE_POINTS)), len(steps) - 1}
+    return [_point(steps[i], values[i]) for i in sorted(shown)]
 
 
 def _point(step: float, value: float) -> tuple[int, float]:
@@ -154,11 +158,19 @@ def _git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def _commits(folder: Path) -> list[str]:
-    """Commits that the parts of a run were trained with, this one added."""
+def _parts(folder: Path) -> list[Path]:
+    """The folders of a run, one for its start and one for each resume, oldest first."""
+    return sorted(path for path in folder.glob("*") if path.is_dir())
+
+
+def _read_commits(folder: Path) -> list[str]:
+    """Commits that the parts of a run were trained with; written down before each, because it may be killed."""
     file = folder / "commits.txt"
-    known = file.read_text().split() if file.exists() else []
-    commits = list(dict.fromkeys([*known, git_commit()]))
+    return file.read_text().split() if file.exists() else []
+
+
+def _write_commits(folder: Path, commits: list[str]) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
-    file.write_text("\n".join(commits))
-    return commits
+    different = list(dict.fromkeys(commits))
+    (folder / "commits.txt").write_text("\n".join(different))
+    return different

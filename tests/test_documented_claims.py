@@ -4,11 +4,15 @@ import json
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from proxima import train
+from proxima.config.presets import preset_for
+from proxima.evaluation.statistics import Summary
 
 ROOT = Path(__file__).parent.parent
 
@@ -43,3 +47,21 @@ def test_the_speed_in_the_readme_is_against_the_best_of_sb3() -> None:
     least = min(map(float, rows))
     text = " ".join((ROOT / "README.md").read_text().split())
     assert f"{least:.1f} times with 2x256" in text and "nearly three times" not in text
+
+
+def test_presets_reach_what_the_records_say() -> None:
+    groups: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for path in (ROOT / "benchmarks" / "returns").glob("*.json"):
+        record = json.loads(path.read_text())
+        if "evaluated_success" not in record and "ALE/" not in record["command"]:
+            groups[record["task"]].append(record)
+    for task, records in groups.items():
+        env, steps = task.rsplit("-", 1)
+        preset = preset_for(env, "PPO")
+        assert preset is not None
+        claims = re.findall(r"(?:(\w+) )?(-?[\d,.]+) at (\w+)(?: steps)? \((-?[\d,.]+)", preset.reaches)
+        (claim,) = (c for c in claims if c[2] == steps and (not c[0] or env.startswith(c[0])))
+        for written, kind in ((claim[1], "final_return"), (claim[3], "evaluated_return")):
+            digits = len(written.partition(".")[2])
+            reached = Summary.of([r[kind] for r in records]).iqm
+            assert float(written.replace(",", "")) == pytest.approx(reached, abs=0.51 * 10**-digits), (task, kind)
