@@ -118,22 +118,28 @@ def test_killed_in_mid_iteration_and_resumed_equals_uninterrupted(
     assert metrics(whole.run_dir)[done:] == metrics(resumed.run_dir)
 
 
+def newest_iteration(folder: Path) -> int:
+    return max((int(file.parent.name.split("-")[1]) for file in folder.glob("*/cut-*/metadata.yaml")), default=0)
+
+
 def test_killed_at_twenty_random_moments(tmp_path: Path) -> None:
     options = SMALL | {"env": "Hopper-v5", "total_timesteps": 128 * 300}
     whole = train(name="whole", **options)
     moments, fork = random.Random(0), multiprocessing.get_context("fork")  # forked: no time is lost in imports
     options |= {"name": "cut", "auto_resume": True}
-    enough = 0.0  # seconds to the first checkpoint, however busy the machine is
+    cut, enough = tmp_path / "runs" / "cut", 0.0  # seconds to the first checkpoint, however busy the machine is
     for number in range(20):  # anywhere: in the restore, in a rollout, in an update, in a save
         process = fork.Process(target=train, kwargs=options | {"checkpoint_freq": 1})
-        started = time.monotonic()
+        started, before = time.monotonic(), newest_iteration(cut)
         process.start()
-        if number == 0:
-            while not list((tmp_path / "runs" / "cut").glob("*/cut-*/metadata.yaml")):
-                time.sleep(0.01)
-            enough = time.monotonic() - started
-        else:
-            time.sleep(moments.uniform(0.0, 2.5 * enough))
+        if number % 2 == 0:  # every other time after a checkpoint, so that the run makes progress
+            while newest_iteration(cut) == before and process.is_alive():
+                time.sleep(0.005)
+            enough = enough or time.monotonic() - started
+        moment = time.monotonic() + moments.uniform(0.0, enough)
+        # However fast the machine becomes after the first checkpoint, the run lasts for twenty kills.
+        while time.monotonic() < moment and newest_iteration(cut) < 14 * (number + 1):
+            time.sleep(0.005)
         assert process.is_alive(), "the run was over before it could be killed: make it longer"
         process.kill()
         process.join()
