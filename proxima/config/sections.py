@@ -97,6 +97,8 @@ class PolicyOptions:
 
     hidden_sizes: list[int] = fixed([64, 64], at_least=1, at_most=65_536)
     """Widths of the hidden layers, [] for none. In a recurrent policy: of the MLPs after the recurrent layers."""
+    critic_hidden_sizes: list[int] | None = fixed(None, at_least=1, at_most=65_536)
+    """Widths of the critic's hidden layers. None: hidden_sizes. Without an RNN, not with a shared trunk."""
     activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = fixed("tanh")
     """Activation function of the hidden layers."""
     share_trunk: Literal["auto", "on", "off"] = fixed("auto")

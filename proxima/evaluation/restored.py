@@ -66,7 +66,8 @@ def _restore(folder: Path) -> Restored:
     config, spec, state = saved.config, Spec.from_dict(saved.spec), saved.weights
     # The weights come from the file: no time for orthogonal ones, no draws from the caller's generator.
     quick = replace(config, policy=replace(config.policy, orthogonal_init=False))
-    layers = max(len(config.policy.hidden_sizes), config.policy.rnn_layers)
+    nets = config.policy
+    layers = max(len(nets.hidden_sizes), len(nets.critic_hidden_sizes or []), nets.rnn_layers)
     if layers > max(1, len(state)):  # to build a billion of them would take hours, even without storage
         raise ValueError(f"agent.pt has {len(state)} tensors for {layers} layers")
     with torch.device("meta"):  # shapes only: absurd ones allocate nothing

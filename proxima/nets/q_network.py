@@ -48,10 +48,14 @@ class QNetwork(Policy):
             raise UsageError(
                 "DQN has no recurrent policy and no distribution: leave rnn at none, distribution at auto."
             )
+        if options.critic_hidden_sizes is not None:
+            raise UsageError(
+                f"critic_hidden_sizes is {options.critic_hidden_sizes}, but DQN has no critic: use hidden_sizes."
+            )
         for key, encoder in self.encoder_options.items():
             if encoder.use == "critic":
                 raise UsageError(f"encoders give {key!r} to the critic alone, but DQN has none: use all or none.")
-        self.actor_trunk = Trunk(self.obs_specs, self.encoder_options, options)
+        self.actor_trunk = Trunk(self.obs_specs, self.encoder_options, options, hidden_sizes=options.hidden_sizes)
         features, orthogonal = self.actor_trunk.out_features, options.orthogonal_init
         self.action_head = QHead(features, action.sizes[0], orthogonal=orthogonal)
 

@@ -142,13 +142,20 @@ class Encoders(nn.ModuleList):
 
 
 class Trunk(nn.Module):
-    """Encoders, then recurrent layers or an MLP."""
+    """Encoders, then recurrent layers or an MLP of `hidden_sizes`."""
 
-    def __init__(self, obs: dict[str, ObsSpec], encoders: dict[str, EncoderOptions], options: PolicyOptions):
+    def __init__(
+        self,
+        obs: dict[str, ObsSpec],
+        encoders: dict[str, EncoderOptions],
+        options: PolicyOptions,
+        *,
+        hidden_sizes: list[int],
+    ):
         super().__init__()
         orthogonal = options.orthogonal_init
         self.encoders = Encoders(obs, encoders, options)
-        width, widths = self.encoders.out_features, options.hidden_sizes
+        width, widths = self.encoders.out_features, hidden_sizes
         self.rnn: RNN | None = None
         if options.rnn != "none":
             size, layers = options.rnn_size, options.rnn_layers

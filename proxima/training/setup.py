@@ -247,7 +247,9 @@ def choose_threads(config: Config, *, images: bool, cores: int | None = None) ->
     Acting has few rows, and idle torch threads would take cores from the physics: except for images, it uses one.
     """
     cores = cores or available_cores()
-    widths = [*config.policy.hidden_sizes, config.policy.rnn_size if config.policy.rnn != "none" else 0]
+    nets = config.policy
+    rnn_size = nets.rnn_size if nets.rnn != "none" else 0
+    widths = [*nets.hidden_sizes, *(nets.critic_hidden_sizes or []), rnn_size]
     product = config.algorithm.minibatch_size * max(widths) ** 2
     wanted = config.run.num_threads or (cores if images else 1 + product // _PRODUCT_PER_THREAD)
     learn = min(wanted, cores)

@@ -135,6 +135,7 @@ def test_what_an_evaluation_reads_is_refused_in_one_line(tmp_path: Path) -> None
             "rnn_layers is .*, but it must be <= 16",
         ),
         ({"config": {"policy": {"hidden_sizes": [1] * 1000}}}, "tensors for 1000 layers"),
+        ({"config": {"policy": {"critic_hidden_sizes": [1] * 1000}}}, "tensors for 1000 layers"),
     ],
 )
 def test_the_line_says_what_is_wrong(change: dict[str, Any], message: str, tmp_path: Path) -> None:
