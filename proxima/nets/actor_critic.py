@@ -141,7 +141,7 @@ class ActorCritic(Policy):
         elif shared and not recurrent:
             raise UsageError(
                 f"critic_hidden_sizes is {critic_hidden}, but actor and critic share their hidden layers (share_trunk "
-                f"{options.share_trunk}): use share_trunk off, or leave it out."
+                f"{options.share_trunk}): use share_trunk off, or critic_hidden_sizes none."
             )
         self.actor_trunk = Trunk(acted_on, encoders, options, hidden_sizes=hidden)
         self.critic_trunk = self.actor_trunk if shared else Trunk(seen, encoders, options, hidden_sizes=critic_hidden)

@@ -61,7 +61,9 @@ def test_a_wider_critic_leaves_the_actor_as_it_was() -> None:
 
 
 def test_shared_layers_cannot_have_other_widths() -> None:
-    with pytest.raises(UsageError, match=r"critic_hidden_sizes is \[16\], but .* use share_trunk off"):
+    with pytest.raises(
+        UsageError, match=r"critic_hidden_sizes is \[16\], but .* use share_trunk off, or critic_hidden_sizes none"
+    ):
         make(critic_hidden_sizes=[16], share_trunk="on")
 
 
