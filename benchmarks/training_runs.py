@@ -148,10 +148,20 @@ def start(arguments: list[str], cores: list[int], **options: Any) -> subprocess.
 def git_commit() -> str:
     """The last commit that changed the package, with +changes if the package differs from it.
 
-    So runs with the same commit were trained by the same code, whatever was written about them in between.
+    So runs with the same commit were trained by the same code, whatever was written about them in between: what presets
+    say they reach (`about: reaches`) does not count as a change.
     """
-    commit = _git("log", "-1", "--format=%h", "--abbrev=7", "--", "proxima")
-    return commit + ("+changes" if _git("status", "--porcelain", "--", "proxima") else "")
+    commits = _git("log", "--format=%h", "--abbrev=7", "--", "proxima").split()
+    commit = next(commit for commit in commits if _changes(f"{commit}^", commit))
+    return commit + ("+changes" if _changes("HEAD") or _git("ls-files", "-o", "--exclude-standard", "proxima") else "")
+
+
+def _changes(*between: str) -> bool:
+    """Whether the package changed, apart from what presets say they reach."""
+    lines = _git("diff", "--unified=0", *between, "--", "proxima").splitlines()
+    changed = [line for line in lines if line[:1] in ("+", "-") and line[:3] not in ("+++", "---")]
+    binary = any(line.startswith("Binary files") for line in lines)
+    return binary or any(not line[1:].lstrip().startswith("reaches: ") for line in changed)
 
 
 def _git(*arguments: str) -> str:
