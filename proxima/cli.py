@@ -248,6 +248,8 @@ def _metavar(option: Option) -> str:
         return "NAME"
     if option.name in _NAMED_METAVARS:
         return _NAMED_METAVARS[option.name]
+    if option.is_list:
+        return _METAVARS[list]
     return _METAVARS.get(type(option.default)) or option.name.split("_")[-1].upper()
 
 

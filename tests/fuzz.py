@@ -51,7 +51,7 @@ SIZES = {
     "num_workers": ("1", "2", "3"),
     "eval_episodes": ("1", "3"),
     "hidden_sizes": ("[]", "8", "8 8 8", "65536 65536", "1e9"),
-    "critic_hidden_sizes": ("[]", "8", "8 8 8", "65536 65536", "1e9"),
+    "critic_hidden_sizes": ("none", "[]", "8", "8 8 8", "65536 65536", "1e9"),
     "rnn_size": ("1", "8", "65536"),
     "rnn_layers": ("1", "2", "1e9"),
     "cnn_features": ("1", "8", "65537"),

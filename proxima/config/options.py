@@ -202,8 +202,11 @@ def _without_none(kind: Any) -> Any:
 def _convert(value: Any, kind: Any, where: str) -> Any:
     """`value` as `kind`; a UsageError that begins with `where` if it is not one."""
     inner = _without_none(kind)
-    if inner is not kind and (value is None or str(value).lower() in ("none", "null", "")):
-        return None
+    if inner is not kind:
+        # A flag that takes several values comes as a list: `--critic-hidden-sizes none`.
+        single = value[0] if isinstance(value, list) and len(value) == 1 else value
+        if single is None or str(single).lower() in ("none", "null", ""):
+            return None
     origin = typing.get_origin(inner)
     if origin is Literal:
         words = {str(word).lower(): word for word in typing.get_args(inner)}

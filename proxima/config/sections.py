@@ -98,11 +98,12 @@ class PolicyOptions:
     hidden_sizes: list[int] = fixed([64, 64], at_least=1, at_most=65_536)
     """Widths of the hidden layers, [] for none. In a recurrent policy: of the MLPs after the recurrent layers."""
     critic_hidden_sizes: list[int] | None = fixed(None, at_least=1, at_most=65_536)
-    """Widths of the critic's hidden layers. None: hidden_sizes. Without an RNN, not with a shared trunk."""
+    """Widths of the critic's hidden layers. None: those of hidden_sizes; if given, hidden layers are never shared."""
     activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = fixed("tanh")
     """Activation function of the hidden layers."""
     share_trunk: Literal["auto", "on", "off"] = fixed("auto")
-    """Share encoders and recurrent layers between actor and critic. auto: on for images and recurrent policies."""
+    """Share encoders and recurrent layers between actor and critic; without an RNN also the hidden layers, unless
+    critic_hidden_sizes is given. auto: on for images and recurrent policies."""
     rnn: Literal["none", "gru", "lstm"] = fixed("none", aliases=["memory"])
     """Recurrent layers between the encoders and the hidden layers."""
     rnn_size: int = fixed(256, aliases=["memory_size"], at_least=1, at_most=65_536)

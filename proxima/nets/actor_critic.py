@@ -123,8 +123,8 @@ class ActionHead(nn.Module):
 class ActorCritic(Policy):
     """Actor and critic for dictionary observations.
 
-    If recurrent, the MLPs of `hidden_sizes` and `critic_hidden_sizes` follow the recurrent layers. The state `[B, S]`
-    is that of all recurrent layers: the actor's, then the critic's if it has its own trunk.
+    The MLPs of `hidden_sizes` and `critic_hidden_sizes` follow the recurrent layers, or the shared encoders if both are
+    given. The state `[B, S]` is that of all recurrent layers: the actor's, then the critic's if it has its own trunk.
     """
 
     def __init__(self, spec: Spec, options: PolicyOptions, normalize: NormalizeOptions):
@@ -136,24 +136,21 @@ class ActorCritic(Policy):
         joined = recurrent or any(key in images for key in acted_on)
         shared = options.share_trunk == "on" or (options.share_trunk == "auto" and joined)
         hidden, critic_hidden = options.hidden_sizes, options.critic_hidden_sizes
+        after_trunk = recurrent or (shared and critic_hidden is not None)
         if critic_hidden is None:
             critic_hidden = hidden
-        elif shared and not recurrent:
-            raise UsageError(
-                f"critic_hidden_sizes is {critic_hidden}, but actor and critic share their hidden layers (share_trunk "
-                f"{options.share_trunk}): use share_trunk off, or critic_hidden_sizes none."
-            )
-        self.actor_trunk = Trunk(acted_on, encoders, options, hidden_sizes=hidden)
-        self.critic_trunk = self.actor_trunk if shared else Trunk(seen, encoders, options, hidden_sizes=critic_hidden)
+        in_trunk = ([], []) if after_trunk else (hidden, critic_hidden)
+        self.actor_trunk = Trunk(acted_on, encoders, options, hidden_sizes=in_trunk[0])
+        self.critic_trunk = self.actor_trunk if shared else Trunk(seen, encoders, options, hidden_sizes=in_trunk[1])
         self.actor_state_size = self.actor_trunk.state_size
         self.state_size = self.actor_state_size if shared else self.actor_state_size + self.critic_trunk.state_size
         # With a shared trunk, keys for the critic only bypass the trunk.
         beside = {key: o for key, o in seen.items() if shared and key not in acted_on}
         self.beside = Encoders(beside, encoders, options) if beside else None
         style: dict[str, Any] = {"activation": options.activation, "orthogonal": options.orthogonal_init}
-        self.action_mlp = MLP(self.actor_trunk.out_features, hidden if recurrent else [], **style)
+        self.action_mlp = MLP(self.actor_trunk.out_features, hidden if after_trunk else [], **style)
         value_inputs = self.critic_trunk.out_features + (self.beside.out_features if self.beside else 0)
-        self.value_mlp = MLP(value_inputs, critic_hidden if recurrent else [], **style)
+        self.value_mlp = MLP(value_inputs, critic_hidden if after_trunk else [], **style)
         self.action_head = ActionHead(self.action_mlp.out_features, spec.action, options)
         self.value_head = nn.Linear(self.value_mlp.out_features, 1)
         init_layer(self.value_head, gain=1.0, orthogonal=options.orthogonal_init)

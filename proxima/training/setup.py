@@ -178,7 +178,8 @@ def build_policy(spec: Spec, config: Config, device: torch.device) -> Policy:
         if 4 * size > physical_memory():  # weights, gradient and Adam's two moments
             raise UsageError(
                 f"the networks have {size // 4:,} parameters, and training them takes {4 * size / 2**30:,.0f} GiB of "
-                f"the {physical_memory() / 2**30:,.0f} GiB here: lower hidden_sizes, rnn_size or encoders' widths."
+                f"the {physical_memory() / 2**30:,.0f} GiB here: lower hidden_sizes, critic_hidden_sizes, rnn_size or "
+                "encoders' widths."
             )
         torch.manual_seed(stream_seed(config.run.seed, "networks"))
         policy = make_policy(spec, config)

@@ -16,10 +16,10 @@ BOX, CHOICE = ActionSpec("box", (2,), (-1.0,) * 2, (1.0,) * 2), ActionSpec("disc
 WIDER = {"hidden_sizes": [8, 7], "critic_hidden_sizes": [16, 15, 14]}
 
 
-def make(action: ActionSpec = BOX, **options: Any) -> Policy:
+def make(action: ActionSpec = BOX, obs: dict[str, ObsSpec] = OBS, **options: Any) -> Policy:
     config = load_config(None, {"hidden_sizes": [8, 7], "rnn_size": 6, **options})
     torch.manual_seed(0)
-    return make_policy(Spec(OBS, action), config)
+    return make_policy(Spec(obs, action), config)
 
 
 def widths(policy: Policy, *names: str) -> list[int]:
@@ -45,7 +45,9 @@ def test_in_a_recurrent_policy_they_are_those_of_the_value_mlp(share: str) -> No
 
 
 def test_without_hidden_layers_the_critic_is_linear() -> None:
-    assert widths(make(critic_hidden_sizes=[]), "critic_trunk", "value_mlp", "value_head") == [1]
+    policy = make(critic_hidden_sizes=[])
+    assert widths(policy, "critic_trunk", "value_mlp", "value_head") == [1]
+    assert widths(policy, "actor_trunk", "action_mlp") == [8, 7]
 
 
 @pytest.mark.parametrize("options", [{}, {"rnn": "lstm"}, {"rnn": "lstm", "share_trunk": "off"}])
@@ -60,11 +62,20 @@ def test_a_wider_critic_leaves_the_actor_as_it_was() -> None:
     assert all(torch.equal(x, plain[name]) for name, x in wider.items())
 
 
-def test_shared_layers_cannot_have_other_widths() -> None:
-    with pytest.raises(
-        UsageError, match=r"critic_hidden_sizes is \[16\], but .* use share_trunk off, or critic_hidden_sizes none"
-    ):
-        make(critic_hidden_sizes=[16], share_trunk="on")
+@pytest.mark.parametrize("obs", [OBS, {"image": ObsSpec((12, 12, 3), "uint8")}])
+def test_a_shared_trunk_ends_at_the_encoders(obs: dict[str, ObsSpec]) -> None:
+    policy = make(obs=obs, share_trunk="on", **WIDER)
+    assert policy.get_submodule("critic_trunk") is policy.get_submodule("actor_trunk")
+    assert widths(policy, "action_mlp") == [8, 7]
+    assert widths(policy, "value_mlp", "value_head") == [16, 15, 14, 1]
+
+
+@pytest.mark.parametrize("rnn", ["none", "gru"])
+def test_keys_for_the_critic_alone_pass_by_a_shared_trunk(rnn: str) -> None:
+    obs = OBS | {"mass": ObsSpec((2,), "float32")}
+    policy = make(obs=obs, share_trunk="on", rnn=rnn, encoders={"mass": {"use": "critic"}}, **WIDER)
+    first = policy.get_submodule("value_mlp")[0]
+    assert first.in_features == (6 if rnn == "gru" else 3) + 2 and first.out_features == 16
 
 
 def test_dqn_has_no_critic() -> None:
