@@ -326,8 +326,6 @@ def _preset_layer(values: Mapping[str, Any], *, wish: str) -> dict[str, dict[str
     options = _parsed(_read_config(preset.path), source=str(preset.path))
     if options.get("rnn", "none") == "none" and values.get("rnn", "none") != "none":
         options.pop("minibatch_size", None)  # it counts samples there, sequences here
-    if not values.keys().isdisjoint(("hidden_sizes", "rnn", "share_trunk")):
-        options.pop("critic_hidden_sizes", None)  # it was chosen for the preset's own networks
     return {preset.name: options}
 
 
