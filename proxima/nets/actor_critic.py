@@ -123,8 +123,9 @@ class ActionHead(nn.Module):
 class ActorCritic(Policy):
     """Actor and critic for dictionary observations.
 
-    The MLPs of `hidden_sizes` and `critic_hidden_sizes` follow the recurrent layers, or the shared encoders if both are
-    given. The state `[B, S]` is that of all recurrent layers: the actor's, then the critic's if it has its own trunk.
+    If recurrent, the MLPs of `hidden_sizes` and `critic_hidden_sizes` follow the recurrent layers. A shared trunk
+    without recurrent layers ends with the hidden layers, or, if the critic has widths of its own, at the encoders. The
+    state `[B, S]` is that of all recurrent layers: the actor's, then the critic's if it has its own trunk.
     """
 
     def __init__(self, spec: Spec, options: PolicyOptions, normalize: NormalizeOptions):

@@ -36,6 +36,8 @@ def start_from(algorithm: Algorithm, path: str | Path) -> tuple[Path, str]:
         if not fits:
             nets = saved.config.policy
             built = f"policy_class {nets.policy_class}" if nets.policy_class else f"hidden_sizes {nets.hidden_sizes}"
+            if nets.critic_hidden_sizes is not None:
+                built += f" and critic_hidden_sizes {nets.critic_hidden_sizes}"
             raise UsageError(
                 f"init_from is {path}, but none of its weights fit this run: it was trained on "
                 f"{saved.config.env.env} with {saved.config.algorithm.algorithm} and {built}."
