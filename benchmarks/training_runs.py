@@ -158,7 +158,7 @@ def git_commit() -> str:
 
 def _changes(*between: str) -> bool:
     """Whether the package changed, apart from what presets say they reach."""
-    lines = _git("diff", "--unified=0", *between, "--", "proxima").splitlines()
+    lines = _git("diff", "--unified=0", "--no-renames", *between, "--", "proxima").splitlines()
     changed = [line for line in lines if line[:1] in ("+", "-") and line[:3] not in ("+++", "---")]
     binary = any(line.startswith("Binary files") for line in lines)
     return binary or any(not line[1:].lstrip().startswith("reaches: ") for line in changed)
