@@ -93,7 +93,7 @@ def build_parts(config: Config, ranks: Ranks | None = None) -> Parts:
         check_minibatches(config, ranks)
         device = choose_device(config, images=images or env.device.type == "cuda", ranks=ranks)
         settle_precision(config, device, images=images)
-        threads = choose_threads(config, images=images, cores=cores)
+        threads = choose_threads(config, device, images=images, cores=cores)
         if wish is not None and wish > threads.learn:
             notices.append(f"num_threads is {wish}, but there are {threads.learn} cores: {threads.learn} are used.")
         if config.cluster.ray_address is not None and not config.cluster.rollout_workers:
@@ -242,12 +242,15 @@ class Threads(NamedTuple):
     learn: int
 
 
-def choose_threads(config: Config, *, images: bool, cores: int | None = None) -> Threads:
+def choose_threads(config: Config, device: torch.device, *, images: bool, cores: int | None = None) -> Threads:
     """`num_threads`, or as many as the largest matrix product of a minibatch can use; at most the number of `cores`.
 
-    Acting has few rows, and idle torch threads would take cores from the physics: except for images, it uses one.
+    Idle torch threads take cores from the envs. Acting has few rows, so that it uses one thread except for images; on
+    a GPU, which computes all but the envs, one is enough for everything.
     """
     cores = cores or available_cores()
+    if device.type != "cpu" and config.run.num_threads is None:
+        return Threads(act=1, learn=1)
     nets = config.policy
     rnn_size = nets.rnn_size if nets.rnn != "none" else 0
     widths = [*nets.hidden_sizes, *(nets.critic_hidden_sizes or []), rnn_size]
