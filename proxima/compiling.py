@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 log = logging.getLogger("proxima")
+_has_frozen = False
 
 
 def report_failure(what: str, error: Exception) -> None:
@@ -45,21 +46,28 @@ def write_note(path: Path) -> None:
 
 @contextlib.contextmanager
 def process_settings_kept() -> Iterator[None]:
-    """Restore the host program's torch threads and its frozen objects at the end."""
-    threads, frozen = torch.get_num_threads(), gc.get_freeze_count()
+    """Restore the host program's torch threads, and unfreeze what was frozen in between."""
+    global _has_frozen
+    threads, had_frozen = torch.get_num_threads(), _has_frozen
     try:
         yield
     finally:
         torch.set_num_threads(threads)
-        if not frozen:
+        if _has_frozen and not had_frozen:
             gc.unfreeze()
+            _has_frozen = False
 
 
 def freeze_garbage() -> None:
-    """Exclude existing objects, such as the many of the compiler, from garbage collection during the run."""
+    """Exclude existing objects, such as the many of the compiler, from garbage collection during the run.
+
+    Not if the host program has frozen objects of its own, which could not be told apart at the end.
+    """
+    global _has_frozen
     if not gc.get_freeze_count():
         gc.collect()
         gc.freeze()
+        _has_frozen = True
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from proxima.compiling import freeze_garbage, process_settings_kept
+from proxima.compiling import process_settings_kept
 from proxima.config import Config
 from proxima.errors import UsageError
 from proxima.training.trainer import Trainer
@@ -74,7 +74,6 @@ def _bench(trainer: Trainer, seconds: float) -> Bench:
         start = time.perf_counter()
         first_step = trainer.iterate()["global_step"]
         first = time.perf_counter() - start
-        freeze_garbage()
         rows: list[dict[str, float]] = []
         start = time.perf_counter()
         while not rows or time.perf_counter() - start < seconds:

@@ -83,6 +83,7 @@ class Trainer:
         self.gathers_states: bool | None = None
         """Whether rank 0 has the states of all ranks after every iteration; None before the first."""
         self._loop: weakref.ref[Generator[dict[str, float], None, None]] | None = None
+        self._has_iterated = False
         self._logged: dict[str, float] = {}
         self._own_metrics: set[str] = set()
         if config.checkpoint.save_checkpoint and config.checkpoint.save_optimizer:
@@ -249,8 +250,9 @@ class Trainer:
             self.algorithm.set_progress(progress)
             metrics = self.algorithm.iterate()
             self.algorithm.make_equal()
-        if not self.iteration:
+        if not self._has_iterated:  # since the start or the resume: that is when things are compiled
             freeze_garbage()
+            self._has_iterated = True
         self.iteration += 1
         return {
             "iteration": self.iteration,

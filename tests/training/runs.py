@@ -1,15 +1,18 @@
 """Small runs, in processes of their own where they are to be killed."""
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from proxima import train
 from proxima.runs import checkpoint
 
 SMALL = {
@@ -57,17 +60,29 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
+def fork(**options: Any) -> BaseProcess:
+    """A run in a process of its own that loses no time in imports."""
+    process = multiprocessing.get_context("fork").Process(target=train, kwargs=options)
+    process.start()
+    return process
+
+
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
     """The rows of a run, without what depends on the clock."""
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
 
 
-def wait_for_checkpoint(folder: Path, process: subprocess.Popen[str], count: int = 1, *, name: str = "cut") -> None:
+def wait_for_checkpoint(
+    folder: Path, process: subprocess.Popen[str] | BaseProcess, count: int = 1, *, name: str = "cut"
+) -> None:
     """Until the run has so many."""
     deadline = time.monotonic() + 240
     while len(list(folder.glob(f"*/{name}-*/metadata.yaml"))) < count:
-        assert process.poll() is None, process.communicate()[1]
+        if isinstance(process, subprocess.Popen):
+            assert process.poll() is None, process.communicate()[1]
+        else:
+            assert process.is_alive(), f"the run ended with {process.exitcode}"
         assert time.monotonic() < deadline, "no checkpoint came"
         time.sleep(0.01)
 
@@ -91,3 +106,20 @@ def assert_same_end(one: Path, two: Path) -> None:
     assert names == {path.name for path in two.glob("*.pt")} and names >= set(FILES)
     for name in names:
         assert same(checkpoint.read(one, name), checkpoint.read(two, name)), f"{name} differs"
+
+
+def killed_run(**options: Any) -> Path:
+    """The folder of a run that was killed soon after its first checkpoint."""
+    runs = Path("runs/cut")
+    if options.get("compile") == "on":  # PyTorch's compiler does not survive a fork
+        command = start("train", "--name", "cut", "--checkpoint-freq", "1", *flags(options))
+        wait_for_checkpoint(runs, command)
+        command.kill()
+        command.communicate()
+    else:
+        process = fork(name="cut", checkpoint_freq=1, **options)
+        wait_for_checkpoint(runs, process)
+        process.kill()
+        process.join()
+    (folder,) = runs.iterdir()
+    return folder

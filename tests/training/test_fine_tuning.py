@@ -11,7 +11,7 @@ from proxima import Trainer, load_config, train
 from proxima.errors import UsageError
 from proxima.runs import checkpoint
 from proxima.training.fine_tuning import by_observation_key
-from tests.training.runs import SMALL, assert_same_end, flags, metrics, start, wait_for_checkpoint
+from tests.training.runs import SMALL, assert_same_end, killed_run, metrics
 
 HOPPER = SMALL | {"env": "Hopper-v5", "total_timesteps": 512}
 CARTPOLE = SMALL | {"env": "CartPole-v1", "total_timesteps": 512}
@@ -70,15 +70,11 @@ def test_a_fine_tuned_run_resumes_to_the_bit() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [HOPPER, DQN | {"save_replay": True}], ids=["PPO", "DQN"])
-def test_a_fine_tuned_run_that_is_killed_resumes_to_the_bit(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_a_fine_tuned_run_that_is_killed_resumes_to_the_bit(options: dict[str, Any]) -> None:
     source = train(**options)
     options = options | {"init_from": source.run_dir.resolve(), "total_timesteps": 128 * 20, "seed": 3}
     whole = train(name="whole", **options)
-    process = start("train", "--name", "cut", "--checkpoint-freq", "1", *flags(options))
-    wait_for_checkpoint(tmp_path / "runs" / "cut", process)
-    process.kill()
-    process.communicate()
-    (cut,) = (tmp_path / "runs" / "cut").iterdir()
+    cut = killed_run(**options)
     assert checkpoint.Checkpoint(checkpoint.find(cut)).iteration < 20
     assert_same_end(whole.checkpoint, train(resume_from=cut).checkpoint)
 

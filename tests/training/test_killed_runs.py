@@ -1,6 +1,5 @@
 """A run that is killed and resumed ends with the same bits as one that never stopped."""
 
-import multiprocessing
 import random
 import time
 from pathlib import Path
@@ -13,7 +12,7 @@ from proxima.envs.games.mario.rom import find_rom
 from proxima.runs import checkpoint
 from tests import probes
 from tests.masked_envs import ENV
-from tests.training.runs import SMALL, assert_same_end, flags, metrics, start, wait_for_checkpoint
+from tests.training.runs import SMALL, assert_same_end, fork, killed_run, metrics
 
 pytestmark = pytest.mark.slow
 
@@ -93,9 +92,7 @@ def probe_envs() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_killed_in_mid_iteration_and_resumed_equals_uninterrupted(
-    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_killed_in_mid_iteration_and_resumed_equals_uninterrupted(case: str, caplog: pytest.LogCaptureFixture) -> None:
     if case == "mario" and find_rom() is None:
         pytest.skip("the game file of Super Mario Bros. is not on this machine")
     options = SMALL | CASES[case]
@@ -106,11 +103,7 @@ def test_killed_in_mid_iteration_and_resumed_equals_uninterrupted(
     )
     whole = train(name="whole", **options)
     assert "not compiled" not in caplog.text
-    process = start("train", "--name", "cut", "--checkpoint-freq", "1", *flags(options))
-    wait_for_checkpoint(tmp_path / "runs" / "cut", process)
-    process.kill()
-    process.communicate()
-    (cut,) = (tmp_path / "runs" / "cut").iterdir()
+    cut = killed_run(**options)
     done = checkpoint.read_metadata(checkpoint.find(cut))["iteration"]
     assert done < 20, "the process had already finished: it was not killed in the middle"
     resumed = train(resume_from=cut)
@@ -125,13 +118,12 @@ def newest_iteration(folder: Path) -> int:
 def test_killed_at_twenty_random_moments(tmp_path: Path) -> None:
     options = SMALL | {"env": "Hopper-v5", "total_timesteps": 128 * 300}
     whole = train(name="whole", **options)
-    moments, fork = random.Random(0), multiprocessing.get_context("fork")  # forked: no time is lost in imports
+    moments = random.Random(0)
     options |= {"name": "cut", "auto_resume": True}
     cut, enough = tmp_path / "runs" / "cut", 0.0  # seconds to the first checkpoint, however busy the machine is
     for number in range(20):  # anywhere: in the restore, in a rollout, in an update, in a save
-        process = fork.Process(target=train, kwargs=options | {"checkpoint_freq": 1})
         started, before = time.monotonic(), newest_iteration(cut)
-        process.start()
+        process = fork(**options, checkpoint_freq=1)
         if number % 2 == 0:  # every other time after a checkpoint, so that the run makes progress
             while newest_iteration(cut) == before and process.is_alive():
                 time.sleep(0.005)

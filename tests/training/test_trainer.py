@@ -178,16 +178,29 @@ def test_every_listed_env_trains(env_id: str) -> None:
 
 def test_the_host_program_keeps_its_threads_and_its_frozen_objects() -> None:
     torch.set_num_threads(2)
-    gc.freeze()
-    frozen = gc.get_freeze_count()
     options = small(env="InvertedPendulum-v5", total_timesteps=256, save_checkpoint=False)
-    try:
-        train(**options)
-        assert torch.get_num_threads() == 2 and gc.get_freeze_count() >= frozen - 1000
-    finally:
-        gc.unfreeze()
+    frozen = gc.get_freeze_count()  # conftest.py
+    assert frozen
     train(**options)
-    assert gc.get_freeze_count() == 0
+    assert torch.get_num_threads() == 2 and gc.get_freeze_count() >= frozen - 1000
+
+
+def test_garbage_is_frozen_during_runs_and_resumed_ones_and_not_after_them() -> None:
+    frozen: list[bool] = []
+
+    def look(trainer: Trainer, metrics: dict[str, float]) -> None:
+        frozen.append(gc.get_freeze_count() > 0)
+
+    options = small(env="InvertedPendulum-v5", total_timesteps=512, eval_every=256, eval_episodes=1)
+    gc.unfreeze()
+    try:
+        run = train(**options, on_iteration=look)
+        assert gc.get_freeze_count() == 0
+        train(resume_from=run.checkpoint, total_timesteps=768, on_iteration=look)
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.freeze()
+    assert len(frozen) >= 3 and all(frozen)
 
 
 def test_a_float64_default_is_left_to_its_owner() -> None:
