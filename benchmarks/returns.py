@@ -55,7 +55,7 @@ class Task:
     config: str | None = None
     """The preset; None: the one that is found by the env id."""
     measure: str = "return"
-    """return, or success_rate."""
+    """return; success: the share of episodes with success; game_score: the score of complete games."""
     train_kwargs: str = ""
     """Keyword arguments of the env."""
     eval_kwargs: str = ""
@@ -88,7 +88,7 @@ ATARI = {
     "train_kwargs": "{repeat_action_probability: 0}",
     "eval_kwargs": "{end_on_life_loss: false, reward_clip: false}",
 }
-MARIO = {"env": "proxima/SuperMarioBros-1-1-v0", "seeds": TWO, "measure": "success_rate", "sampled": True}
+MARIO = {"env": "proxima/SuperMarioBros-1-1-v0", "seeds": TWO, "measure": "success", "sampled": True}
 TASKS = [
     Task("HalfCheetah-v5", "1M", 6500, "Tianshou 5,784, SB3 zoo 5,819"),
     Task("HalfCheetah-v5", "3M", 8500, "Tianshou 7,337"),
@@ -111,6 +111,7 @@ TASKS = [
     Task(steps="1M", config="dqn_baseline", **MARIO),
     Task("ALE/Pong-v5", "2.5M", 20, "SB3 zoo 21.0 at 10M steps", TWO, **ATARI),
     Task("ALE/Breakout-v5", "2.5M", 300, "SB3 zoo 398 at 10M steps", TWO, **ATARI, bar_in_plot=False),
+    Task("ALE/Breakout-v5", "10M", 300, "SB3 zoo 398", TWO, measure="game_score", **ATARI),
     Task("CartPole-v1", "100k", 500, "SB3 zoo 500", THREE),
     Task("InvertedPendulum-v5", "300k", seeds=THREE),
     Task("Pusher-v5", "1M", seeds=THREE),
@@ -167,10 +168,11 @@ def run(task: Task, seed: int, cores: list[int], runs_dir: str) -> None:
         "evaluated_return": evaluated["return"]["mean"],
         "evaluated_std": evaluated["return"]["std"],
     }
-    if task.measure == "success_rate":
-        successes = curve(load_run(run_dir), "episode_success")
-        record |= {"final_success": successes[-1][1], "evaluated_success": evaluated["success_rate"]}
-        record["success_curve"] = successes
+    if task.measure != "return":
+        points = curve(load_run(run_dir), f"episode_{task.measure}")
+        reached = evaluated["success_rate"] if task.measure == "success" else evaluated["return"]["mean"]
+        record |= {f"final_{task.measure}": points[-1][1], f"evaluated_{task.measure}": reached}
+        record[f"{task.measure}_curve"] = points
     record_path(task, seed).write_text(json.dumps(record) + "\n")
 
 
@@ -199,7 +201,7 @@ Super Mario Bros. is trained with `--config`, Atari without sticky actions; all 
 - **Evaluated**: mean return of {EPISODES} episodes of the final policy with deterministic actions. Super Mario Bros.:
   how many of {EPISODES} episodes reach the flag, with sampled actions (DQN: its last epsilon), because the game is
   deterministic and would repeat one episode. Atari: evaluated is the score of complete games; training is the return of
-  one life (Pong: of a game), with rewards clipped to -1, 0 and 1.
+  one life (Pong: of a game), with rewards clipped to -1, 0 and 1, or, at 10M steps, the score of complete games too.
 - Both are interquartile means over seeds (Agarwal et al. 2021), with a 95 % bootstrap interval where there are five
   seeds, else with minimum and maximum. Five seeds make that interval somewhat too narrow, and their interquartile mean
   leaves out the best and the worst: hence the columns with the plain mean, which most published numbers are, and the
@@ -231,7 +233,7 @@ def report() -> None:
     lines += ["", "![Return against env steps](returns.png)", ""]
     lines += [
         "One line per seed, in training; dashed: the bar, which is for evaluations. Mario: success rate. Breakout:",
-        "clipped return of one life, without the bar.",
+        "at 2.5M steps the clipped return of one life, without the bar; at 10M steps the score of complete games.",
         "",
         conclusion.read_text(),
         "## Every run",
@@ -249,7 +251,7 @@ def report() -> None:
 
 
 def table_line(task: Task, group: list[dict[str, Any]]) -> str:
-    trained, evaluated = ([r[f"{kind}_{_measure(task)}"] for r in group] for kind in ("final", "evaluated"))
+    trained, evaluated = ([r[f"{kind}_{task.measure}"] for r in group] for kind in ("final", "evaluated"))
     config = f" ({task.config})" if task.config else ""
     cells = [f"{task.env}{config}", task.steps, f"{len(group)}", _cell(task, trained), _cell(task, evaluated)]
     cells += [_shown(task, statistics.fmean(evaluated)), _shown(task, min(evaluated))]
@@ -257,18 +259,14 @@ def table_line(task: Task, group: list[dict[str, Any]]) -> str:
 
 
 def run_line(task: Task, r: dict[str, Any]) -> str:
-    reached = [_shown(task, r[f"{kind}_{_measure(task)}"]) for kind in ("final", "evaluated")]
+    reached = [_shown(task, r[f"{kind}_{task.measure}"]) for kind in ("final", "evaluated")]
     commit = r["commit"] + (f", as {r['verified']}" if r.get("verified", r["commit"]) != r["commit"] else "")
     cells = [f"`{r['command']}`", commit, r["machine"], f"{r.get('parts', 1)}", f"{r['seconds']:,.0f}", *reached]
     return f"| {' | '.join(cells)} |"
 
 
-def _measure(task: Task) -> str:
-    return "success" if task.measure == "success_rate" else "return"
-
-
 def _shown(task: Task, value: float) -> str:
-    return f"{value:.0%}" if task.measure == "success_rate" else number(value)
+    return f"{value:.0%}" if task.measure == "success" else number(value)
 
 
 def _cell(task: Task, values: list[float]) -> str:
@@ -286,9 +284,8 @@ def plot(groups: dict[Task, list[dict[str, Any]]]) -> None:
     for axis in axes.flat[len(groups) :]:
         axis.set_visible(False)
     for axis, (task, group) in zip(axes.flat, groups.items(), strict=False):
-        percent = task.measure == "success_rate"
         for r in group:
-            points = r["success_curve"] if percent else r["curve"]
+            points = r["curve" if task.measure == "return" else f"{task.measure}_curve"]
             axis.plot(*zip(*points, strict=True), linewidth=1.1)
         if task.bar is not None and task.bar_in_plot:
             axis.axhline(task.bar, color="0.5", linestyle="--", linewidth=1)

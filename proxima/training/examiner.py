@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from proxima.compiling import process_settings_kept
 from proxima.config import Config
 from proxima.envs.action_hold import Hold
 from proxima.envs.contract import VecEnv
@@ -28,9 +29,11 @@ log = logging.getLogger("proxima")
 class Examiner:
     """Evaluates the policy every `eval_every` env steps and records a video every `record_every`."""
 
-    def __init__(self, config: Config, policy: Policy, networks: Mapping[str, nn.Module], *, step: int):
-        """`networks` besides the policy, by name, which the envs are given."""
-        self.config, self.policy, self.networks = config, policy, networks
+    def __init__(
+        self, config: Config, policy: Policy, networks: Mapping[str, nn.Module], *, step: int, threads: int
+    ) -> None:
+        """`networks` besides the policy, by name, which the envs are given; `threads` of torch, for acting."""
+        self.config, self.policy, self.networks, self.threads = config, policy, networks, threads
         self.metrics: dict[str, float] = {}
         """Of this iteration: NaN if it was not evaluated, empty if evaluation is off."""
         self.best = -math.inf
@@ -86,13 +89,15 @@ class Examiner:
         self._hand_networks(self._env)
         # A copy on the CPU, where the envs are; the original is not touched.
         policy = copy.deepcopy(self.policy).cpu()
-        episodes = run_episodes(
-            policy,
-            self._env,
-            episodes=self.config.evaluation.eval_episodes,
-            seed=stream_seed(self.config.run.seed, "evaluation") % 2**31,
-            deterministic=True,
-        )
+        with process_settings_kept():
+            torch.set_num_threads(self.threads)
+            episodes = run_episodes(
+                policy,
+                self._env,
+                episodes=self.config.evaluation.eval_episodes,
+                seed=stream_seed(self.config.run.seed, "evaluation") % 2**31,
+                deterministic=True,
+            )
         self.metrics |= _metrics(episodes)
         is_best = self.metrics["eval_return"] > self.best
         self.best = max(self.best, self.metrics["eval_return"])

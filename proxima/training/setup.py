@@ -236,25 +236,27 @@ def _has_bf16(device: torch.device) -> bool:
 
 
 class Threads(NamedTuple):
-    """Torch threads for acting and learning."""
+    """Torch threads for acting, for learning, and for acting in evaluations during the run."""
 
     act: int
     learn: int
+    evaluate: int
 
 
 def choose_threads(config: Config, device: torch.device, *, images: bool, cores: int | None = None) -> Threads:
     """`num_threads`, or as many as the largest matrix product of a minibatch can use; at most the number of `cores`.
 
-    Idle torch threads take cores from the envs. Acting has few rows, so that it uses one thread except for images; on
-    a GPU, which computes all but the envs, one is enough for everything.
+    Idle torch threads take cores from the envs. Acting has few rows, so that it uses one thread except for images. A
+    policy on a GPU needs one thread, to start its work there; its evaluations are on the CPU.
     """
     cores = cores or available_cores()
-    if device.type != "cpu" and config.run.num_threads is None:
-        return Threads(act=1, learn=1)
     nets = config.policy
     rnn_size = nets.rnn_size if nets.rnn != "none" else 0
     widths = [*nets.hidden_sizes, *(nets.critic_hidden_sizes or []), rnn_size]
     product = config.algorithm.minibatch_size * max(widths) ** 2
     wanted = config.run.num_threads or (cores if images else 1 + product // _PRODUCT_PER_THREAD)
     learn = min(wanted, cores)
-    return Threads(act=learn if images else 1, learn=learn)
+    act = learn if images else 1
+    if device.type != "cpu" and config.run.num_threads is None:
+        return Threads(act=1, learn=1, evaluate=act)
+    return Threads(act, learn, evaluate=act)

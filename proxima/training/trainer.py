@@ -72,7 +72,8 @@ class Trainer:
             extra.check_names(lambda name: find_metric(name) is not None)
         self.notices = list(self.parts.notices)
         self.policy, self.source = self.algorithm.policy, self.algorithm.source
-        self.examiner = Examiner(config, self.policy, self.algorithm.networks, step=0)
+        threads = self.parts.threads.evaluate
+        self.examiner = Examiner(config, self.policy, self.algorithm.networks, step=0, threads=threads)
         self.iteration = 0
         self.lineage: list[str] = []
         self.init_from: str | None = None
@@ -250,7 +251,7 @@ class Trainer:
             self.algorithm.set_progress(progress)
             metrics = self.algorithm.iterate()
             self.algorithm.make_equal()
-        if not self._has_iterated:  # since the start or the resume: that is when things are compiled
+        if not self._has_iterated:  # since the start or the resume; most is compiled by now
             freeze_garbage()
             self._has_iterated = True
         self.iteration += 1

@@ -1,5 +1,6 @@
 """Small runs, in processes of their own where they are to be killed."""
 
+import gc
 import json
 import multiprocessing
 import os
@@ -62,7 +63,8 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 def fork(**options: Any) -> BaseProcess:
     """A run in a process of its own that loses no time in imports."""
-    process = multiprocessing.get_context("fork").Process(target=train, kwargs=options)
+    gc.collect()  # physics of earlier runs would wait in the child for threads that it does not have
+    process = multiprocessing.get_context("fork").Process(target=train, kwargs=options, daemon=True)
     process.start()
     return process
 
@@ -108,18 +110,25 @@ def assert_same_end(one: Path, two: Path) -> None:
         assert same(checkpoint.read(one, name), checkpoint.read(two, name)), f"{name} differs"
 
 
-def killed_run(**options: Any) -> Path:
-    """The folder of a run that was killed soon after its first checkpoint."""
+def killed_run(*, by_command: bool = False, **options: Any) -> Path:
+    """The folder of a run that was killed soon after its first checkpoint.
+
+    `by_command`: started by the command, in place of a fork, which PyTorch's compiler and CUDA do not survive.
+    """
     runs = Path("runs/cut")
-    if options.get("compile") == "on":  # PyTorch's compiler does not survive a fork
+    if by_command or options.get("compile") == "on" or torch.cuda.is_initialized():
         command = start("train", "--name", "cut", "--checkpoint-freq", "1", *flags(options))
-        wait_for_checkpoint(runs, command)
-        command.kill()
-        command.communicate()
+        try:
+            wait_for_checkpoint(runs, command)
+        finally:
+            command.kill()
+            command.communicate()
     else:
         process = fork(name="cut", checkpoint_freq=1, **options)
-        wait_for_checkpoint(runs, process)
-        process.kill()
-        process.join()
+        try:
+            wait_for_checkpoint(runs, process)
+        finally:
+            process.kill()
+            process.join()
     (folder,) = runs.iterdir()
     return folder

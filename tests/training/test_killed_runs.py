@@ -84,6 +84,7 @@ CASES: dict[str, dict[str, Any]] = {
     "all normalised, adaptive": {"env": "Walker2d-v5", "lr_schedule": "adaptive", "recompute_advantage": True},
     "falling std": {"env": "Hopper-v5", "min_std": "1.0 0.1"},
 }
+BY_COMMAND = {"batch", "async", "replayed", "dqn"}  # in fresh processes, which share nothing with the other two runs
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +104,7 @@ def test_killed_in_mid_iteration_and_resumed_equals_uninterrupted(case: str, cap
     )
     whole = train(name="whole", **options)
     assert "not compiled" not in caplog.text
-    cut = killed_run(**options)
+    cut = killed_run(by_command=case in BY_COMMAND, **options)
     done = checkpoint.read_metadata(checkpoint.find(cut))["iteration"]
     assert done < 20, "the process had already finished: it was not killed in the middle"
     resumed = train(resume_from=cut)
