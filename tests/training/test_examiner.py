@@ -14,6 +14,8 @@ from proxima.evaluation.episodes import Episode, evaluate
 from proxima.evaluation.policy import LoadedPolicy
 from proxima.runs import checkpoint
 from proxima.training import examiner as examiner_module
+from proxima.training import setup as run_setup
+from proxima.training.setup import Threads
 
 SMALL = {
     "env": "Hopper-v5",
@@ -143,3 +145,17 @@ def test_success_and_the_envs_own_numbers_are_metrics_too(monkeypatch: pytest.Mo
     assert (found[1]["eval_success"], found[1]["eval_x_pos"]) == (0.5, 20.0)
     assert found[2]["eval_x_pos"] is None and found[2]["eval_success"] is None
     assert found[3]["eval_return"] == 1.0 and found[3]["eval_x_pos"] is None  # not told this time
+
+
+def test_evaluations_have_threads_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are on the CPU, also in a run on a GPU, whose other work needs one thread."""
+    used, run_episodes = [], examiner_module.run_episodes
+
+    def watched(*arguments: Any, **options: Any) -> list[Episode]:
+        used.append(torch.get_num_threads())
+        return run_episodes(*arguments, **options)
+
+    monkeypatch.setattr(examiner_module, "run_episodes", watched)
+    monkeypatch.setattr(run_setup, "choose_threads", lambda *_, **__: Threads(act=1, learn=1, evaluate=2))
+    train(**SMALL | {"total_timesteps": 256}, eval_every=256, eval_episodes=1)
+    assert used == [2] and torch.get_num_threads() == 1
