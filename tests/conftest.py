@@ -13,7 +13,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture(autouse=True, scope="session")
 def frozen_imports() -> None:
-    """Garbage is not looked for among the objects of imports: every run would spend a third of a second on that."""
+    """Garbage is not looked for among the objects of imports: every run would search them again."""
     gc.collect()
     gc.freeze()
 
